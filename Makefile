@@ -1,0 +1,50 @@
+# A thin layer over CMake presets. Every target installs what it is missing first.
+
+PREFIX ?= /usr/local
+JOBS := $(shell nproc)
+TFLA := build/release/tfla
+
+.DEFAULT_GOAL := help
+.PHONY: help run test bench format lint install clean deps release
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: release  ## build, compare every variant with float64, time them
+	$(TFLA) check
+	$(TFLA) bench --quick
+
+test:  ## build and run all tests, then a smaller set under each sanitizer and the fuzzer
+	@tools/install_deps.sh build test
+	tools/run_tests.sh release asan tsan fuzz
+
+bench: release  ## time tfla and mlstm_kernels side by side (PyTorch in .venv)
+	@tools/install_deps.sh bench
+	@tools/make_venv.sh .venv benchmarks/requirements.txt
+	.venv/bin/python benchmarks/compare_cpu.py
+
+format:  ## format C++ and Python in place
+	@tools/install_deps.sh lint
+	@tools/make_venv.sh .venv-lint tools/lint-requirements.txt
+	tools/lint.sh format
+
+lint:  ## check formatting, clang-tidy, ruff
+	@tools/install_deps.sh build lint
+	@tools/make_venv.sh .venv-lint tools/lint-requirements.txt
+	@cmake --preset release >/dev/null
+	tools/lint.sh check
+
+install: release  ## install library, headers and program (PREFIX=/usr/local)
+	cmake --install build/release --prefix "$(PREFIX)"
+
+clean:  ## remove everything that was built
+	rm -rf build
+
+deps:  ## install every Debian package any target needs
+	tools/install_deps.sh build test lint bench
+
+# The library and the program, without the tests.
+release:
+	@tools/install_deps.sh build
+	@cmake --preset release >/dev/null
+	cmake --build --preset release --parallel $(JOBS) --target tfla tfla_cli

@@ -1,0 +1,18 @@
+// The commands of the program, one file each.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+namespace tfla::cli {
+
+// A command as main sees it: the part of the command line that belongs to it and what to do once that is read.
+struct Command {
+  CLI::App* app = nullptr;
+  std::function<int()> run;  // returns the exit code
+};
+[[nodiscard]] Command add_check(CLI::App& program);
+[[nodiscard]] Command add_bench(CLI::App& program);
+[[nodiscard]] Command add_explain(CLI::App& program);
+
+}  // namespace tfla::cli

@@ -1,0 +1,64 @@
+#include "machine.h"
+
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "cpu/gemm.h"
+#include "cpu/threads.h"
+#include "measure.h"
+#include "reference/regimes.h"
+
+namespace tfla::cli {
+namespace {
+
+constexpr int product_size = 2048;
+
+struct Operands {
+  std::vector<float> a, b, out;
+};
+
+Operands random_operands(int worker) {
+  constexpr std::int64_t count = std::int64_t{product_size} * product_size;
+  Operands operands{std::vector<float>(count), std::vector<float>(count), std::vector<float>(count)};
+  const auto seed = static_cast<std::uint64_t>(worker);
+  for (std::int64_t x = 0; x < count; ++x) {
+    operands.a[x] = static_cast<float>(reference::normal(seed, reference::Stream::q, x));
+    operands.b[x] = static_cast<float>(reference::normal(seed, reference::Stream::k, x));
+  }
+  return operands;
+}
+
+}  // namespace
+
+Copy::Copy(std::size_t bytes, int threads) : from_(bytes), to_(bytes), threads_(threads) {
+  std::memset(from_.data(), 1, bytes);
+}
+
+void Copy::operator()() const {
+  const auto parts = static_cast<std::size_t>(threads_);
+  cpu::parallel_for(threads_, threads_, [&](std::int64_t unit, int) {
+    const auto part = static_cast<std::size_t>(unit);
+    const std::size_t begin = from_.size() * part / parts;
+    const std::size_t end = from_.size() * (part + 1) / parts;
+    std::memcpy(to_.data() + begin, from_.data() + begin, end - begin);
+  });
+}
+
+ProductRate measure_products(int threads, double min_time) {
+  std::vector<Operands> operands;
+  for (int worker = 0; worker < threads; ++worker) operands.push_back(random_operands(worker));
+  const auto multiply = [&] {
+    cpu::parallel_for(threads, threads, [&](std::int64_t unit, int) {
+      Operands& mine = operands[static_cast<std::size_t>(unit)];
+      cpu::product(cpu::dense(mine.out.data(), product_size, product_size),
+                   cpu::dense<const float>(mine.a.data(), product_size, product_size),
+                   cpu::dense<const float>(mine.b.data(), product_size, product_size), 0.0F);
+    });
+  };
+  const Timing timing = measure({multiply}, min_time).front();
+  constexpr double size = product_size;
+  return {cpu::blas_name(), product_size, threads * 2 * size * size * size / timing.median};
+}
+
+}  // namespace tfla::cli

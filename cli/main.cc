@@ -1,0 +1,85 @@
+// The program `tfla`. Exit codes: 0 done, 1 a bound is broken (check), 2 the request cannot be carried out.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <string>
+
+#include "commands.h"
+#include "tfla/tfla.h"
+
+namespace tfla::cli {
+namespace {
+
+constexpr int usage_error = 2;
+
+constexpr const char* examples =
+    "Examples:\n"
+    "  tfla check --quick                             is this build right on this machine?\n"
+    "  tfla bench --quick                             how fast is it, and how does time grow with T?\n"
+    "  tfla bench --op step --json step.json          decoding against the copy bandwidth of the machine\n"
+    "  tfla explain --shape 1,2048,4,128,256          what would a call do: chunks, scratch, FLOPs, bytes\n"
+    "  tfla check --help                              options and examples of one command";
+
+int refuse(std::string sentence) {
+  std::replace(sentence.begin(), sentence.end(), '\n', ' ');
+  if (sentence.rfind("tfla: ", 0) != 0) sentence.insert(0, "tfla: ");
+  fmt::print(stderr, "{}\n", sentence);
+  return usage_error;
+}
+
+// The (sub)command the user was in when the command line stopped making sense.
+const CLI::App& innermost(const CLI::App& program) {
+  const auto chosen = program.get_subcommands();
+  return chosen.empty() ? program : *chosen.front();
+}
+
+int refuse(const CLI::App& program, const CLI::ParseError& error) {
+  const CLI::App& where = innermost(program);
+  const std::string help =
+      &where == &program ? std::string("tfla --help") : fmt::format("tfla {} --help", where.get_name());
+  const auto extras = program.remaining(true);
+  if (!extras.empty()) {
+    return refuse(fmt::format("'{}' is not {}; see {}", extras.front(),
+                              &where == &program ? "a command or option" : "an option here", help));
+  }
+  return refuse(fmt::format("{}; see {}", error.what(), help));
+}
+
+int run(int argc, char** argv) {
+  CLI::App program("Tiled Flash Linear Attention: fast mLSTM kernels, checked and timed on this machine.", "tfla");
+  program.set_version_flag("--version", fmt::format("tfla {}", version()), "print the version and exit");
+  program.footer(examples);
+  program.require_subcommand(0, 1);
+  const std::array commands = {add_check(program), add_bench(program), add_explain(program)};
+  try {
+    program.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return program.exit(error);  // --help and --version
+    return refuse(program, error);
+  }
+  for (const Command& command : commands) {
+    if (command.app->parsed()) return command.run();
+  }
+  return refuse("a command is missing; it takes one of check, bench, explain, see tfla --help");
+}
+
+}  // namespace
+}  // namespace tfla::cli
+
+int main(int argc, char** argv) {
+  int code = 0;
+  try {
+    code = tfla::cli::run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    return tfla::cli::refuse("this machine has not enough memory for the request; try fewer tokens or a smaller batch");
+  } catch (const std::exception& error) {
+    return tfla::cli::refuse(error.what());
+  }
+  if (std::fflush(stdout) != 0) return tfla::cli::refuse("standard output cannot be written");
+  return code;
+}

@@ -1,0 +1,83 @@
+#include "measure.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+namespace tfla::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr double shortest_sample = 5e-3;  // far above the clock's resolution and a thread's wake-up
+constexpr int fewest_rounds = 5;
+constexpr int fewest_slow_rounds = 3;  // when a single call takes longer than the whole time asked for
+constexpr int most_calls_per_sample = 100000;
+
+double seconds_of(const std::function<void()>& call, int times) {
+  const auto begin = Clock::now();
+  for (int x = 0; x < times; ++x) call();
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// Warms caches and threads up, and finds how many calls fill a sample.
+int warm_up(const std::function<void()>& call, double min_time) {
+  call();
+  double once = seconds_of(call, 1);
+  for (double spent = once; spent < min_time / 10;) {
+    const double seconds = seconds_of(call, 1);
+    once = std::min(once, seconds);
+    spent += seconds;
+  }
+  const double calls = std::ceil(shortest_sample / std::max(once, 1e-9));
+  return static_cast<int>(std::clamp(calls, 1.0, static_cast<double>(most_calls_per_sample)));
+}
+
+// Linear interpolation between the order statistics, as numpy does.
+double quantile(const std::vector<double>& sorted, double share) {
+  const double position = share * static_cast<double>(sorted.size() - 1);
+  const auto below = static_cast<std::size_t>(position);
+  const std::size_t above = std::min(below + 1, sorted.size() - 1);
+  return sorted[below] + (position - static_cast<double>(below)) * (sorted[above] - sorted[below]);
+}
+
+Timing summarize(std::vector<double> samples, int calls_per_sample) {
+  std::sort(samples.begin(), samples.end());
+  return {.median = quantile(samples, 0.5),
+          .lower = quantile(samples, 0.25),
+          .upper = quantile(samples, 0.75),
+          .fastest = samples.front(),
+          .samples = static_cast<int>(samples.size()),
+          .calls_per_sample = calls_per_sample};
+}
+
+}  // namespace
+
+nlohmann::ordered_json to_json(const Timing& timing) {
+  return {{"median", timing.median},   {"lower_quartile", timing.lower}, {"upper_quartile", timing.upper},
+          {"fastest", timing.fastest}, {"samples", timing.samples},      {"calls_per_sample", timing.calls_per_sample}};
+}
+
+std::vector<Timing> measure(const std::vector<std::function<void()>>& calls, double min_time) {
+  std::vector<int> per_sample;
+  for (const auto& call : calls) per_sample.push_back(warm_up(call, min_time));
+  std::vector<std::vector<double>> samples(calls.size());
+  const double wanted = min_time * static_cast<double>(calls.size());
+  double spent = 0;
+  for (int round = 0;; ++round) {
+    const int fewest = spent > 4 * wanted ? fewest_slow_rounds : fewest_rounds;
+    if (round >= fewest && spent >= wanted) break;
+    for (std::size_t x = 0; x < calls.size(); ++x) {
+      // Another call has just had the caches: one untimed call takes them back.
+      if (calls.size() > 1) calls[x]();
+      const double seconds = seconds_of(calls[x], per_sample[x]);
+      samples[x].push_back(seconds / per_sample[x]);
+      spent += seconds;
+    }
+  }
+  std::vector<Timing> timings;
+  for (std::size_t x = 0; x < calls.size(); ++x) timings.push_back(summarize(samples[x], per_sample[x]));
+  return timings;
+}
+
+}  // namespace tfla::cli

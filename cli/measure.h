@@ -1,0 +1,28 @@
+// Timing with care: warm-up, samples long enough for the clock, many of them, the median and the quartiles.
+#pragma once
+
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+namespace tfla::cli {
+
+struct Timing {
+  double median = 0;  // seconds per call, as are the next three
+  double lower = 0;   // first quartile
+  double upper = 0;   // third quartile
+  double fastest = 0;
+  int samples = 0;
+  int calls_per_sample = 1;
+
+  // The interquartile range as a share of the median.
+  [[nodiscard]] double spread() const { return (upper - lower) / median; }
+};
+
+[[nodiscard]] nlohmann::ordered_json to_json(const Timing& timing);
+
+// Times each of the calls for at least `min_time` seconds, taking their samples in turn, so that whatever else the
+// machine does in the meantime meets all of them.
+[[nodiscard]] std::vector<Timing> measure(const std::vector<std::function<void()>>& calls, double min_time);
+
+}  // namespace tfla::cli

@@ -1,0 +1,87 @@
+#include "report.h"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include <chrono>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "options.h"
+
+namespace tfla::cli {
+namespace {
+
+const char* name(Operation operation) {
+  switch (operation) {
+    case Operation::forward: return "forward";
+    case Operation::backward: return "backward";
+    case Operation::step: return "step";
+  }
+  return "unknown";
+}
+
+std::string compiler() {
+#if defined(__clang__)
+  return fmt::format("clang {}", __clang_version__);
+#else
+  return fmt::format("gcc {}", __VERSION__);
+#endif
+}
+
+}  // namespace
+
+nlohmann::ordered_json to_json(const Plan& plan) {
+  const MlstmShape& shape = plan.shape;
+  return {{"operation", name(plan.operation)},
+          {"device", name(plan.device)},
+          {"formulation", name(plan.formulation)},
+          {"batch", shape.batch},
+          {"tokens", shape.tokens},
+          {"qk_heads", shape.qk_heads},
+          {"heads", shape.heads},
+          {"dqk", shape.dqk},
+          {"dhv", shape.dhv},
+          {"dtype", tfla::name(shape.dtype)},
+          {"gate_dtype", tfla::name(shape.gate_dtype)},
+          {"compute", tfla::name(plan.compute)},
+          {"threads", plan.threads},
+          {"tile", plan.tile},
+          {"chunk", plan.chunk},
+          {"span", plan.span},
+          {"fused", plan.fused()},
+          {"scratch_bytes", plan.scratch_bytes},
+          {"flops", plan.flops},
+          {"useful_flops", plan.useful_flops},
+          {"bytes", plan.bytes}};
+}
+
+nlohmann::ordered_json describe_run(Device device, int threads) {
+  const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+  return {{"tfla", version()},
+          {"date", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(now))},
+          {"device", name(device)},
+          {"cpu", cpu_model()},
+          {"cores", std::thread::hardware_concurrency()},
+          {"compiler", compiler()},
+          {"threads", threads}};
+}
+
+std::string cpu_model() {
+  std::ifstream file("/proc/cpuinfo");
+  std::string line;
+  while (std::getline(file, line)) {
+    const std::size_t colon = line.find(": ");
+    if (line.rfind("model name", 0) == 0 && colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return "unknown CPU";
+}
+
+int resolved_threads(const Execution& execution) {
+  MlstmShape shape;
+  set_tokens(shape, 1);
+  return plan(Operation::forward, shape, MlstmOptions{}, execution).threads;
+}
+
+}  // namespace tfla::cli

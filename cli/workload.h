@@ -1,0 +1,57 @@
+// Tensors for timing: filled with fresh random numbers, every page touched before the clock starts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "tfla/tfla.h"
+
+namespace tfla::cli {
+
+// Aligned memory, written once so that no page is mapped while something is timed.
+class Buffer {
+ public:
+  explicit Buffer(std::size_t bytes);
+  [[nodiscard]] std::byte* data() const { return data_.get(); }
+  [[nodiscard]] std::size_t size() const { return bytes_; }
+  [[nodiscard]] std::span<std::byte> span() const { return {data_.get(), bytes_}; }
+
+ private:
+  struct Free {
+    void operator()(std::byte* memory) const;
+  };
+  std::unique_ptr<std::byte, Free> data_;
+  std::size_t bytes_;
+};
+
+// The tensors of a forward and, when asked for, a backward call on a dense (B,T,H,D) batch. The gates are those of a
+// trained layer: i from N(-4, 1), f from N(4.5, 1).
+class Workload {
+ public:
+  Workload(const MlstmShape& shape, bool with_backward);
+  [[nodiscard]] MlstmForward forward(const MlstmOptions& options) const;
+  [[nodiscard]] MlstmBackward backward(const MlstmOptions& options) const;
+  [[nodiscard]] std::size_t bytes(bool with_backward) const;  // of all inputs and outputs
+
+ private:
+  MlstmShape shape_;
+  Buffer q_, k_, v_, i_, f_, h_;
+  Buffer dh_, dq_, dk_, dv_, di_, df_;  // empty without backward
+};
+
+// The tensors of a step, its state included.
+class StepWorkload {
+ public:
+  explicit StepWorkload(const MlstmShape& shape);
+  [[nodiscard]] MlstmStep step(const MlstmOptions& options) const;
+  [[nodiscard]] std::size_t state_bytes() const { return C_.size() + n_.size(); }
+
+ private:
+  MlstmShape shape_;
+  Buffer q_, k_, v_, i_, f_, h_;
+  Buffer C_, n_, m_;
+};
+
+}  // namespace tfla::cli

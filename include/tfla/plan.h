@@ -1,0 +1,68 @@
+// The plan: every choice of a call, made once, as plain data. It can be printed, compared, cached and tested.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "tfla/mlstm.h"
+
+namespace tfla {
+
+enum class Operation : std::uint8_t { forward, backward, step };
+
+// What a call looks like without its pointers.
+struct MlstmShape {
+  std::int64_t batch = 1;
+  std::int64_t tokens = 0;         // T; for packed sequences the length of the packed axis
+  std::int64_t qk_heads = 1;       // Hqk
+  std::int64_t heads = 1;          // H
+  std::int64_t dqk = 1;
+  std::int64_t dhv = 1;
+  std::int64_t sequences = 1;      // N
+  std::int64_t longest = 0;        // tokens of the longest sequence
+  DType dtype = DType::float32;    // of q, k, v, h
+  DType gate_dtype = DType::float32;
+
+  bool operator==(const MlstmShape&) const = default;
+};
+
+struct Execution {
+  Device device = Device::cpu;
+  int threads = 0;  // 0: as many as OpenMP would use
+};
+
+struct Plan {
+  Operation operation = Operation::forward;
+  Device device = Device::cpu;
+  Formulation formulation = Formulation::chunkwise;
+  MlstmShape shape;
+  DType compute = DType::float32;  // float64 for float64 inputs, else float32
+  int threads = 1;
+
+  // Token ranges, each a whole number of the one before it (the last of a sequence may be short).
+  std::int64_t tile = 0;   // tokens of one set of matrix products
+  std::int64_t chunk = 0;  // spacing of the states that backward stores
+  std::int64_t span = 0;   // tokens one thread works through alone; the longest sequence: stages are fused
+
+  std::int64_t panel = 0;  // columns of the state that step and the recurrent formulation update at a time
+
+  std::size_t scratch_bytes = 0;
+  double flops = 0;         // of the matrix products, masked halves of tiles included
+  double useful_flops = 0;  // only the causal half of the products inside a tile
+  double bytes = 0;         // inputs, outputs and states, each moved once
+
+  [[nodiscard]] bool fused() const { return span >= shape.longest; }
+};
+
+// A page a person can read; what `tfla explain` prints.
+[[nodiscard]] std::string describe(const Plan& plan);
+
+// From a shape alone (no data needed), or from arguments, which are validated first.
+[[nodiscard]] Plan plan(Operation operation, const MlstmShape& shape, const MlstmOptions& options,
+                        const Execution& execution = {});
+[[nodiscard]] Plan plan(const MlstmForward& args, const Execution& execution = {});
+[[nodiscard]] Plan plan(const MlstmBackward& args, const Execution& execution = {});
+[[nodiscard]] Plan plan(const MlstmStep& args, const Execution& execution = {});
+
+}  // namespace tfla

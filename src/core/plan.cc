@@ -1,0 +1,234 @@
+#include "tfla/plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/checks.h"
+#include "core/cost.h"
+#include "core/validate.h"
+#include "cpu/run.h"
+#include "cpu/states.h"
+
+namespace tfla {
+
+namespace {
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+std::int64_t round_up(std::int64_t a, std::int64_t multiple) { return ceil_div(a, multiple) * multiple; }
+
+double state_bytes(const Plan& plan) {
+  const double item = plan.compute == DType::float64 ? 8 : 4;
+  return static_cast<double>(plan.shape.dqk) * (static_cast<double>(plan.shape.dhv) + 1) * item;
+}
+
+// Stored states may take this share of the memory of the call's own tensors.
+constexpr double state_share = 0.20;
+
+// Tokens of a tile. Work inside the tile grows with it, 2 (dqk + dhv) operations per token and column; the passes over the
+// state, dqk dhv elements, are shared by its tokens. Their balance is a tile of sqrt(c dqk dhv / (dqk + dhv)).
+// c = 48 fits an EPYC 9004 core (docs/cpu.md); below 32 the products are too small for the matrix library.
+std::int64_t choose_tile(const MlstmShape& shape) {
+  const auto dqk = static_cast<double>(shape.dqk);
+  const auto dhv = static_cast<double>(shape.dhv);
+  const double balance = std::sqrt(48.0 * dqk * dhv / (dqk + dhv));
+  return std::clamp<std::int64_t>(static_cast<std::int64_t>(balance / 16 + 0.5) * 16, 32, 192);
+}
+
+// Whether one thread works through a whole sequence with the state in its cache (fused), or spans of it go to
+// several threads, at the price of a pass over the states first. Results are the same bit for bit.
+std::int64_t choose_span(const Plan& plan) {
+  const MlstmShape& shape = plan.shape;
+  const bool backward = plan.operation == Operation::backward;
+  const auto threads = static_cast<double>(plan.threads);
+  const double total = static_cast<double>(shape.batch) * static_cast<double>(shape.tokens) * static_cast<double>(shape.heads);
+  const std::int64_t units = shape.sequences * (backward ? shape.qk_heads : shape.heads);
+  const std::int64_t whole = std::max<std::int64_t>(shape.longest, 1);
+  if (units == 0 || plan.threads == 1) return whole;
+
+  // In tokens of one head, the measure being the work of a fused pass over one of them.
+  const double unit = static_cast<double>(whole) * (backward ? static_cast<double>(shape.heads / shape.qk_heads) : 1.0);
+  const bool dense = shape.sequences == shape.batch;
+  const double rounds = dense ? static_cast<double>(ceil_div(units, plan.threads)) : 1.0;
+  const double fused = std::max(total / threads, rounds * unit);
+  const double states = backward ? 0.35 : 0.40;  // share of the extra passes in a fused pass
+  const auto panels = static_cast<double>(cpu::panels(plan));
+  const double staged = std::max(total / threads, static_cast<double>(whole) / panels) * states + total / threads;
+  if (staged >= fused) return whole;
+
+  const double one_per_sequence = static_cast<double>(shape.sequences * shape.heads) * state_bytes(plan) * (backward ? 2 : 1);
+  const auto affordable = static_cast<std::int64_t>(state_share * tensor_bytes(plan.operation, shape) / one_per_sequence);
+  const std::int64_t wanted = ceil_div(4 * static_cast<std::int64_t>(plan.threads), units);
+  const std::int64_t spans = std::min(wanted, affordable);
+  if (spans < 2) return whole;
+  return round_up(ceil_div(whole, spans), plan.chunk);
+}
+
+// The least spacing of stored states that keeps them within their share of memory.
+std::int64_t choose_backward_chunk(const Plan& plan) {
+  const std::int64_t span = std::max<std::int64_t>(plan.span, 1);
+  const double budget = state_share * tensor_bytes(plan.operation, plan.shape) / plan.threads;
+  std::int64_t best = plan.tile;
+  double least = INFINITY;
+  for (std::int64_t chunk = plan.tile; ; chunk *= 2) {
+    const double stored = static_cast<double>(ceil_div(span, chunk) + chunk / plan.tile - 1) * state_bytes(plan);
+    if (stored <= budget) return chunk;
+    if (stored < least) {
+      least = stored;
+      best = chunk;
+    }
+    if (chunk >= span) return best;
+  }
+}
+
+void choose_ranges(Plan& plan, const MlstmOptions& options) {
+  const std::int64_t longest = std::max<std::int64_t>(plan.shape.longest, 1);
+  if (plan.formulation == Formulation::parallel) {
+    plan.tile = plan.chunk = plan.span = longest;
+    return;
+  }
+  const bool chosen = options.chunk_size > 0;
+  plan.chunk = chosen ? std::min(options.chunk_size, longest) : std::min(choose_tile(plan.shape), longest);
+  plan.tile = std::min(choose_tile(plan.shape), plan.chunk);
+  plan.span = choose_span(plan);
+  if (chosen || plan.operation != Operation::backward) return;
+  plan.chunk = std::min(choose_backward_chunk(plan), longest);
+  if (!plan.fused()) plan.span = round_up(plan.span, plan.chunk);
+}
+
+// Columns of the state for step. One token: all of them, unless there are too few heads to go round. Several tokens: as
+// many as stay in the second-level cache between tokens.
+std::int64_t choose_panel(const Plan& plan) {
+  const MlstmShape& shape = plan.shape;
+  constexpr double cache = 256 * 1024;
+  std::int64_t panel = shape.dhv;
+  if (shape.longest > 1) {
+    const auto fitting = static_cast<std::int64_t>(cache / (state_bytes(plan) / static_cast<double>(shape.dhv + 1)));
+    panel = std::min(panel, std::max<std::int64_t>(fitting / 64 * 64, 64));
+  }
+  if (shape.sequences * shape.heads < 2 * plan.threads) panel = std::min<std::int64_t>(panel, 128);
+  return panel;
+}
+
+// Sizes are counted in 64 bits; a shape whose scratch would come near that is refused, whatever memory there is.
+void check_countable(const Plan& plan) {
+  const MlstmShape& shape = plan.shape;
+  const auto tile = static_cast<double>(plan.tile);
+  const double tokens = static_cast<double>(shape.batch) * static_cast<double>(shape.tokens) * static_cast<double>(shape.heads);
+  const double spans = plan.span == 0 ? 0 : tokens / static_cast<double>(plan.span) +
+                                                static_cast<double>(shape.sequences) * static_cast<double>(shape.heads);
+  const double per_thread = plan.chunk == 0 ? 4 : 4 + static_cast<double>(plan.span / plan.chunk + plan.chunk / plan.tile);
+  const double dims = static_cast<double>(shape.dqk) + static_cast<double>(shape.dhv);
+  const double bytes = tokens * 128 + (2 * spans + plan.threads * per_thread) * 2 * state_bytes(plan) +
+                       plan.threads * (static_cast<double>(plan.span) * 2 + tile * 16 + 64) * (dims + tile) * 8;
+  if (bytes < 0x1p60) return;
+  refuse(fmt::format("tfla: q has head dimension {} and v has {} over {} tokens; scratch for that does not fit in memory",
+                     shape.dqk, shape.dhv, shape.tokens));
+}
+
+Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions& options, const Execution& execution) {
+  Plan plan{.operation = operation,
+            .device = execution.device,
+            .formulation = operation == Operation::step ? Formulation::recurrent : options.formulation,
+            .shape = shape,
+            .compute = shape.dtype == DType::float64 ? DType::float64 : DType::float32,
+            .threads = execution.threads > 0 ? execution.threads : cpu::default_threads()};
+  if (plan.formulation == Formulation::recurrent) {
+    plan.tile = plan.chunk = 1;
+    plan.span = std::max<std::int64_t>(shape.longest, 1);
+    plan.panel = choose_panel(plan);
+  } else {
+    choose_ranges(plan, options);
+  }
+  check_countable(plan);
+  plan.scratch_bytes = cpu::scratch_bytes(plan);
+  const Cost work = cost(plan);
+  plan.flops = work.flops;
+  plan.useful_flops = work.useful_flops;
+  plan.bytes = work.bytes;
+  return plan;
+}
+
+const char* text(Operation operation) {
+  switch (operation) {
+    case Operation::forward: return "forward";
+    case Operation::backward: return "backward";
+    case Operation::step: return "step";
+  }
+  return "";
+}
+
+const char* text(Formulation formulation) {
+  switch (formulation) {
+    case Formulation::chunkwise: return "chunkwise";
+    case Formulation::parallel: return "parallel";
+    case Formulation::recurrent: return "recurrent";
+  }
+  return "";
+}
+
+std::string kernels(const Plan& plan) {
+  if (plan.operation == Operation::step) return "step";
+  switch (plan.formulation) {
+    case Formulation::recurrent: return "step over every token";
+    case Formulation::parallel:
+      return plan.operation == Operation::forward ? "gates, squares of 64 x 64 tokens"
+                                                  : "gates, rows, row gradients, column gradients";
+    case Formulation::chunkwise: break;
+  }
+  if (plan.operation == Operation::forward) return plan.fused() ? "gates, states + outputs (fused)" : "gates, states, outputs";
+  return plan.fused() ? "gates, states, dstates + gradients (fused)" : "gates, states, rows, dstates, gradients";
+}
+
+}  // namespace
+
+Plan plan(Operation operation, const MlstmShape& shape, const MlstmOptions& options, const Execution& execution) {
+  validate_execution(execution);
+  validate_options(options, operation);
+  validate_shape(shape);
+  return make_plan(operation, shape, options, execution);
+}
+
+Plan plan(const MlstmForward& args, const Execution& execution) {
+  validate_execution(execution);
+  return make_plan(Operation::forward, validate(args), args.options, execution);
+}
+
+Plan plan(const MlstmBackward& args, const Execution& execution) {
+  validate_execution(execution);
+  return make_plan(Operation::backward, validate(args), args.options, execution);
+}
+
+Plan plan(const MlstmStep& args, const Execution& execution) {
+  validate_execution(execution);
+  return make_plan(Operation::step, validate(args), args.options, execution);
+}
+
+std::string describe(const Plan& plan) {
+  const MlstmShape& shape = plan.shape;
+  const double tensors = tensor_bytes(plan.operation, shape);
+  std::string page;
+  const auto line = [&page](const char* key, const std::string& value) { page += fmt::format("{:<16}{}\n", key, value); };
+  line("operation", fmt::format("{}, {}", text(plan.operation), text(plan.formulation)));
+  line("shape", fmt::format("B {}  T {}  N {}  Hqk {}  H {}  dqk {}  dhv {}", shape.batch, shape.tokens, shape.sequences,
+                            shape.qk_heads, shape.heads, shape.dqk, shape.dhv));
+  line("types", fmt::format("tensors {}, gates {}, arithmetic {}", name(shape.dtype), name(shape.gate_dtype), name(plan.compute)));
+  line("device", fmt::format("cpu, {} thread{}", plan.threads, plan.threads == 1 ? "" : "s"));
+  line("kernels", kernels(plan));
+  if (plan.formulation == Formulation::recurrent) {
+    line("panel", fmt::format("{} columns of the state at a time", plan.panel));
+  } else if (plan.formulation == Formulation::chunkwise) {
+    line("chunk size", fmt::format("{} tokens between stored states", plan.chunk));
+    line("tile", fmt::format("{} tokens per set of matrix products", plan.tile));
+    line("span", fmt::format("{} tokens per thread and turn{}", plan.span, plan.fused() ? " (whole sequences)" : ""));
+  }
+  line("scratch", fmt::format("{} bytes ({:.1f} % of the call's tensors)", plan.scratch_bytes,
+                              tensors > 0 ? 100.0 * static_cast<double>(plan.scratch_bytes) / tensors : 0.0));
+  line("FLOPs", fmt::format("{:.4g} executed, {:.4g} useful", plan.flops, plan.useful_flops));
+  line("bytes", fmt::format("{:.4g} moved at least ({:.1f} FLOPs per byte)", plan.bytes,
+                            plan.bytes > 0 ? plan.useful_flops / plan.bytes : 0.0));
+  return page;
+}
+
+}  // namespace tfla

@@ -1,0 +1,33 @@
+// Options with their defaults filled in.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "tfla/mlstm.h"
+
+namespace tfla {
+
+struct Settings {
+  bool exponential = true;  // input gate
+  bool normalized = true;   // normalizer max
+  bool exact = false;       // gradient through the denominator
+  bool capped = false;
+  double eps = 0;
+  double scale = 1;  // of q
+  double cap = 0;
+};
+
+[[nodiscard]] inline Settings resolve(const MlstmOptions& options, std::int64_t dqk) {
+  const bool exponential = options.gate == InputGate::exponential;
+  const bool normalized = options.normalizer == Normalizer::automatic ? exponential : options.normalizer == Normalizer::max;
+  return {.exponential = exponential,
+          .normalized = normalized,
+          .exact = normalized && options.exact_normalizer_grad,
+          .capped = options.soft_cap.has_value(),
+          .eps = options.eps,
+          .scale = options.qk_scale.value_or(1.0 / std::sqrt(static_cast<double>(dqk))),
+          .cap = options.soft_cap.value_or(0.0)};
+}
+
+}  // namespace tfla

@@ -1,0 +1,306 @@
+#include "core/validate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "core/checks.h"
+#include "core/read_index.h"
+#include "tfla/error.h"
+
+namespace tfla {
+
+namespace {
+
+constexpr std::initializer_list<DType> floats = {DType::float32, DType::float64, DType::bfloat16, DType::float16};
+constexpr std::initializer_list<DType> integers = {DType::int32, DType::int64};
+
+// The matrix library counts in 32 bits.
+constexpr std::int64_t largest_head_dim = std::numeric_limits<std::int32_t>::max();
+
+[[nodiscard]] DType state_dtype(const MlstmShape& shape) {
+  return shape.dtype == DType::float64 ? DType::float64 : DType::float32;
+}
+
+// q, k, v, i, f: what all three operations read. Fills all of the shape but its sequences.
+template <class Args>
+MlstmShape check_inputs(const Args& args) {
+  check_rank("q", args.q, 4, "(B,T,Hqk,dqk)");
+  check_rank("v", args.v, 4, "(B,T,H,dhv)");
+  check_dtype("q", args.q, floats);
+  MlstmShape shape{.batch = args.q.shape[0],
+                   .tokens = args.q.shape[1],
+                   .qk_heads = args.q.shape[2],
+                   .heads = args.v.shape[2],
+                   .dqk = args.q.shape[3],
+                   .dhv = args.v.shape[3],
+                   .sequences = args.q.shape[0],
+                   .longest = args.q.shape[1],
+                   .dtype = args.q.dtype,
+                   .gate_dtype = args.i.dtype};
+  validate_shape(shape);
+  check_same_dtype("k", args.k, "q", shape.dtype);
+  check_same_dtype("v", args.v, "q", shape.dtype);
+  check_tensor("q", args.q, {shape.batch, shape.tokens, shape.qk_heads, shape.dqk}, "(B,T,Hqk,dqk)", LastAxis::contiguous);
+  check_tensor("k", args.k, {shape.batch, shape.tokens, shape.qk_heads, shape.dqk}, "(B,T,Hqk,dqk)", LastAxis::contiguous);
+  check_tensor("v", args.v, {shape.batch, shape.tokens, shape.heads, shape.dhv}, "(B,T,H,dhv)", LastAxis::contiguous);
+  check_tensor("i", args.i, {shape.batch, shape.tokens, shape.heads}, "(B,T,H)", LastAxis::any);
+  check_tensor("f", args.f, {shape.batch, shape.tokens, shape.heads}, "(B,T,H)", LastAxis::any);
+  check_dtype("i", args.i, floats);
+  check_dtype("f", args.f, floats);
+  return shape;
+}
+
+// A tensor like v.
+void check_values(const char* name, const TensorView& view, const MlstmShape& shape) {
+  check_tensor(name, view, {shape.batch, shape.tokens, shape.heads, shape.dhv}, "(B,T,H,dhv)", LastAxis::contiguous);
+  check_same_dtype(name, view, "q", shape.dtype);
+}
+
+void check_state_part(const std::string& name, const TensorView& view, const MlstmShape& shape,
+                      std::initializer_list<std::int64_t> extents, const char* axes, LastAxis last_axis) {
+  check_tensor(name, view, extents, axes, last_axis);
+  if (view.dtype == state_dtype(shape)) return;
+  refuse(fmt::format("tfla: {} has dtype {}; states are {} when q is {}", name, tfla::name(view.dtype),
+                     tfla::name(state_dtype(shape)), tfla::name(shape.dtype)));
+}
+
+void check_state_C(const std::string& name, const TensorView& C, std::int64_t states, const MlstmShape& shape) {
+  check_state_part(name, C, shape, {states, shape.heads, shape.dqk, shape.dhv}, "(N,H,dqk,dhv)", LastAxis::contiguous);
+}
+void check_state_n(const std::string& name, const TensorView& n, std::int64_t states, const MlstmShape& shape) {
+  check_state_part(name, n, shape, {states, shape.heads, shape.dqk}, "(N,H,dqk)", LastAxis::contiguous);
+}
+void check_state_m(const std::string& name, const TensorView& m, std::int64_t states, const MlstmShape& shape) {
+  check_state_part(name, m, shape, {states, shape.heads}, "(N,H)", LastAxis::any);
+}
+
+template <class State>
+void check_whole_state(const std::string& name, const State& state, std::int64_t states, const MlstmShape& shape) {
+  check_state_C(name + ".C", state.C, states, shape);
+  check_state_n(name + ".n", state.n, states, shape);
+  check_state_m(name + ".m", state.m, states, shape);
+}
+
+// All three parts or none.
+template <class State>
+void check_optional_state(const std::string& name, const State& state, const MlstmShape& shape) {
+  if (state.C.given() || state.n.given() || state.m.given()) check_whole_state(name, state, shape.sequences, shape);
+}
+
+template <class Grad>
+void check_state_grad(const std::string& name, const Grad& grad, const MlstmShape& shape) {
+  if (grad.C.given()) check_state_C(name + ".C", grad.C, shape.sequences, shape);
+  if (grad.n.given()) check_state_n(name + ".n", grad.n, shape.sequences, shape);
+}
+
+void check_index_vector(const char* name, const TensorView& view, const char* axes) {
+  check_rank(name, view, 1, axes);
+  check_dtype(name, view, integers);
+  check_tensor(name, view, {view.shape[0]}, axes, LastAxis::any);
+}
+
+// Packed sequences: fills `sequences` and `longest`.
+void check_cu_seqlens(const TensorView& cu, MlstmShape& shape) {
+  if (!cu.given()) return;
+  check_index_vector("cu_seqlens", cu, "(N+1)");
+  if (shape.batch != 1) {
+    refuse(fmt::format("tfla: cu_seqlens is given with a batch of {}; packed sequences lie in a batch of 1", shape.batch));
+  }
+  if (cu.shape[0] == 0) refuse("tfla: cu_seqlens is empty; it must hold at least the 0 it begins with");
+  std::int64_t previous = read_index(cu, 0);
+  if (previous != 0) refuse(fmt::format("tfla: cu_seqlens begins with {}; it must begin with 0", previous));
+  shape.sequences = cu.shape[0] - 1;
+  shape.longest = 0;
+  for (std::int64_t s = 1; s <= shape.sequences; ++s) {
+    const std::int64_t next = read_index(cu, s);
+    if (next < previous) {
+      refuse(fmt::format("tfla: cu_seqlens falls from {} to {} at index {}; it must not decrease", previous, next, s));
+    }
+    shape.longest = std::max(shape.longest, next - previous);
+    previous = next;
+  }
+  if (previous != shape.tokens) {
+    refuse(fmt::format("tfla: cu_seqlens ends with {}; it must end with the number of tokens, {}", previous, shape.tokens));
+  }
+}
+
+void check_slots(const TensorView& slots, const MlstmShape& shape, std::int64_t states) {
+  if (!slots.given()) {
+    if (states != shape.batch) {
+      refuse(fmt::format("tfla: state.C has {} states for a batch of {}; they must be equal unless slots is given", states,
+                         shape.batch));
+    }
+    return;
+  }
+  check_index_vector("slots", slots, "(B)");
+  check_tensor("slots", slots, {shape.batch}, "(B)", LastAxis::any);
+  std::vector<std::int64_t> used(static_cast<std::size_t>(shape.batch));
+  for (std::int64_t b = 0; b < shape.batch; ++b) {
+    const std::int64_t slot = read_index(slots, b);
+    if (slot < 0 || slot >= states) {
+      refuse(fmt::format("tfla: slots[{}] is {}; it must be at least 0 and below {}, the number of states", b, slot, states));
+    }
+    used[static_cast<std::size_t>(b)] = slot;
+  }
+  std::sort(used.begin(), used.end());
+  const auto twice = std::adjacent_find(used.begin(), used.end());
+  if (twice != used.end()) {
+    refuse(fmt::format("tfla: slots holds {} twice; every row of the batch needs a state of its own", *twice));
+  }
+}
+
+template <class Args>
+void add_inputs(OverlapCheck& check, const Args& args) {
+  check.input("q", args.q);
+  check.input("k", args.k);
+  check.input("v", args.v);
+  check.input("i", args.i);
+  check.input("f", args.f);
+}
+
+}  // namespace
+
+void validate_shape(const MlstmShape& shape) {
+  const auto at_least = [](const char* name, std::int64_t value, std::int64_t least) {
+    if (value < least) refuse(fmt::format("tfla: {} is {}; it must be at least {}", name, value, least));
+  };
+  at_least("the batch size B", shape.batch, 0);
+  at_least("the number of tokens T", shape.tokens, 0);
+  at_least("the number of sequences N", shape.sequences, 0);
+  at_least("the longest sequence", shape.longest, 0);
+  at_least("the number of query/key heads Hqk (axis 2 of q)", shape.qk_heads, 1);
+  at_least("the number of value heads H (axis 2 of v)", shape.heads, 1);
+  at_least("the head dimension dqk (axis 3 of q)", shape.dqk, 1);
+  at_least("the head dimension dhv (axis 3 of v)", shape.dhv, 1);
+  if (shape.heads % shape.qk_heads != 0) {
+    refuse(fmt::format("tfla: v has {} heads and q has {}; the heads of v must be a multiple of those of q", shape.heads,
+                       shape.qk_heads));
+  }
+  if (shape.dqk > largest_head_dim || shape.dhv > largest_head_dim) {
+    refuse(fmt::format("tfla: q has head dimension {} and v has {}; the largest is {}", shape.dqk, shape.dhv,
+                       largest_head_dim));
+  }
+  std::int64_t tokens = 0;
+  if (__builtin_mul_overflow(shape.batch, shape.tokens, &tokens) || __builtin_mul_overflow(tokens, shape.heads, &tokens)) {
+    refuse(fmt::format("tfla: q and v have {} x {} tokens of {} heads, which overflows 64 bits", shape.batch, shape.tokens,
+                       shape.heads));
+  }
+}
+
+void validate_options(const MlstmOptions& options, Operation operation) {
+  const auto in_range = [](auto value, auto highest) { return static_cast<int>(value) <= static_cast<int>(highest); };
+  if (!in_range(options.gate, InputGate::sigmoid)) refuse("tfla: options.gate is not one of exponential and sigmoid");
+  if (!in_range(options.normalizer, Normalizer::max)) {
+    refuse("tfla: options.normalizer is not one of automatic, none and max");
+  }
+  if (!in_range(options.formulation, Formulation::recurrent)) {
+    refuse("tfla: options.formulation is not one of chunkwise, parallel and recurrent");
+  }
+  if (!std::isfinite(options.eps) || options.eps < 0) {
+    refuse(fmt::format("tfla: options.eps is {}; it must be finite and not negative", options.eps));
+  }
+  if (options.qk_scale && !std::isfinite(*options.qk_scale)) {
+    refuse(fmt::format("tfla: options.qk_scale is {}; it must be finite", *options.qk_scale));
+  }
+  if (options.soft_cap && (!std::isfinite(*options.soft_cap) || *options.soft_cap <= 0)) {
+    refuse(fmt::format("tfla: options.soft_cap is {}; it must be finite and positive, or left out", *options.soft_cap));
+  }
+  if (options.chunk_size < 0) {
+    refuse(fmt::format("tfla: options.chunk_size is {}; it must be positive, or 0 to let the plan choose",
+                       options.chunk_size));
+  }
+  if (operation == Operation::backward && options.formulation == Formulation::recurrent) {
+    refuse("tfla: options.formulation is recurrent, which has no backward; use chunkwise or parallel");
+  }
+}
+
+void validate_execution(const Execution& execution) {
+  if (execution.threads < 0) {
+    refuse(fmt::format("tfla: execution.threads is {}; it must be positive, or 0 for the default", execution.threads));
+  }
+  if (execution.device != Device::cpu) throw Unavailable("tfla: this build has no CUDA backend; use the device cpu");
+}
+
+MlstmShape validate(const MlstmForward& args) {
+  validate_options(args.options, Operation::forward);
+  MlstmShape shape = check_inputs(args);
+  check_values("h", args.h, shape);
+  check_cu_seqlens(args.cu_seqlens, shape);
+  check_optional_state("initial_state", args.initial_state, shape);
+  check_optional_state("last_state", args.last_state, shape);
+
+  OverlapCheck check;
+  add_inputs(check, args);
+  check.input("cu_seqlens", args.cu_seqlens);
+  check.input("initial_state.C", args.initial_state.C);
+  check.input("initial_state.n", args.initial_state.n);
+  check.input("initial_state.m", args.initial_state.m);
+  check.output("h", args.h);
+  check.output_in_place_of("last_state.C", args.last_state.C, "initial_state.C");
+  check.output_in_place_of("last_state.n", args.last_state.n, "initial_state.n");
+  check.output_in_place_of("last_state.m", args.last_state.m, "initial_state.m");
+  return shape;
+}
+
+MlstmShape validate(const MlstmBackward& args) {
+  validate_options(args.options, Operation::backward);
+  MlstmShape shape = check_inputs(args);
+  check_values("dh", args.dh, shape);
+  for (const auto& [name, view] : {std::pair{"dq", &args.dq}, std::pair{"dk", &args.dk}}) {
+    check_tensor(name, *view, {shape.batch, shape.tokens, shape.qk_heads, shape.dqk}, "(B,T,Hqk,dqk)",
+                 LastAxis::contiguous);
+    check_same_dtype(name, *view, "q", shape.dtype);
+  }
+  check_values("dv", args.dv, shape);
+  check_tensor("di", args.di, {shape.batch, shape.tokens, shape.heads}, "(B,T,H)", LastAxis::any);
+  check_tensor("df", args.df, {shape.batch, shape.tokens, shape.heads}, "(B,T,H)", LastAxis::any);
+  check_same_dtype("di", args.di, "i", args.i.dtype);
+  check_same_dtype("df", args.df, "f", args.f.dtype);
+  check_cu_seqlens(args.cu_seqlens, shape);
+  check_optional_state("initial_state", args.initial_state, shape);
+  check_state_grad("dlast_state", args.dlast_state, shape);
+  check_state_grad("dinitial_state", args.dinitial_state, shape);
+
+  OverlapCheck check;
+  add_inputs(check, args);
+  check.input("dh", args.dh);
+  check.input("cu_seqlens", args.cu_seqlens);
+  check.input("initial_state.C", args.initial_state.C);
+  check.input("initial_state.n", args.initial_state.n);
+  check.input("initial_state.m", args.initial_state.m);
+  check.input("dlast_state.C", args.dlast_state.C);
+  check.input("dlast_state.n", args.dlast_state.n);
+  check.output("dq", args.dq);
+  check.output("dk", args.dk);
+  check.output("dv", args.dv);
+  check.output("di", args.di);
+  check.output("df", args.df);
+  check.output("dinitial_state.C", args.dinitial_state.C);
+  check.output("dinitial_state.n", args.dinitial_state.n);
+  return shape;
+}
+
+MlstmShape validate(const MlstmStep& args) {
+  validate_options(args.options, Operation::step);
+  const MlstmShape shape = check_inputs(args);
+  check_values("h", args.h, shape);
+  check_rank("state.C", args.state.C, 4, "(S,H,dqk,dhv)");
+  const std::int64_t states = args.state.C.shape[0];
+  check_whole_state("state", args.state, states, shape);
+  check_slots(args.slots, shape, states);
+
+  OverlapCheck check;
+  add_inputs(check, args);
+  check.input("slots", args.slots);
+  check.output("h", args.h);
+  check.output("state.C", args.state.C);
+  check.output("state.n", args.state.n);
+  check.output("state.m", args.state.m);
+  return shape;
+}
+
+}  // namespace tfla

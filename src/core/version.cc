@@ -1,0 +1,7 @@
+#include "tfla/tfla.h"
+
+namespace tfla {
+
+const char* version() { return TFLA_VERSION; }
+
+}  // namespace tfla

@@ -1,0 +1,48 @@
+// The chunkwise backward pass: states forward, gradients in reverse, over spans.
+#pragma once
+
+#include "cpu/gradients.h"
+
+namespace tfla::cpu {
+
+struct BackwardTensors {
+  TensorView dh;                         // [B,T,H,dhv]
+  MlstmStateGrad dlast_state;            // optional
+  MutableTensorView dq;                  // [B,T,Hqk,dqk]
+  MutableTensorView dk;                  // [B,T,Hqk,dqk]
+  MutableTensorView dv;                  // [B,T,H,dhv]
+  MutableTensorView di;                  // [B,T,H]
+  MutableTensorView df;                  // [B,T,H]
+  MutableMlstmStateGrad dinitial_state;  // optional
+};
+
+template <class Real>
+struct BackwardScratch {
+  struct Worker {
+    GradientBuffers<Real> tile;
+    Real* stored = nullptr;  // states at the chunk starts of a span
+    Real* inner = nullptr;   // states at the tile starts of a chunk, but its first
+    Real* dstate = nullptr;
+    Real* dq_sum = nullptr;  // [span,dqk] over the heads that share a query/key head; only where they do
+    Real* dk_sum = nullptr;
+
+    Worker(Arena& arena, const Plan& plan);
+  };
+
+  GateVectors<Real> gates;
+  // Only when spans are shorter than sequences:
+  Real* span_states = nullptr;   // at the beginning of each span, per head
+  Real* span_dstates = nullptr;  // at the end of each span, per head
+  Real* inverse = nullptr;       // [H,tokens] 1 / den
+  Real* deta = nullptr;          // [H,tokens]
+  Real* workers = nullptr;
+  std::int64_t worker_size = 0;
+
+  BackwardScratch(Arena& arena, const Plan& plan);
+  [[nodiscard]] Worker worker(const Plan& plan, int index) const;
+};
+
+template <class Real>
+void run_backward(const Problem& problem, const BackwardTensors& tensors, const BackwardScratch<Real>& scratch);
+
+}  // namespace tfla::cpu

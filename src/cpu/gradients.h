@@ -1,0 +1,77 @@
+// Stage `gradients`: dQ, dK, dV and the gate gradients of one tile, from the state at its beginning and the gradient of
+// the state at its end.
+#pragma once
+
+#include "cpu/states.h"
+
+namespace tfla::cpu {
+
+// Work space of a thread for one tile.
+template <class Real>
+struct GradientBuffers {
+  StateBuffers<Real> operands;  // K, V, abar K
+  Real* q = nullptr;            // [tile,dqk] converted queries
+  Real* dh = nullptr;           // [tile,dhv] converted output gradients
+  Real* qb = nullptr;           // [tile,dqk] scale qbar Q
+  Real* dht = nullptr;          // [tile,dhv] dH / den
+  Real* D = nullptr;            // [tile,tile] gate matrix
+  Real* S = nullptr;            // [tile,tile] gated scores
+  Real* dS = nullptr;           // [tile,tile] dH / den V^T, then its gated form
+  Real* dq = nullptr;           // [tile,dqk]
+  Real* dk = nullptr;           // [tile,dqk]
+  Real* dv = nullptr;           // [tile,dhv]
+  Real* qn = nullptr;           // [tile] q.n
+  Real* inverse = nullptr;      // [tile] 1 / den
+  Real* deta = nullptr;         // [tile] gradient of q.n; only with the exact normalizer gradient
+  double* row = nullptr;        // [tile] sums over j of S_tj dS_tj, and of the state's part
+  double* column = nullptr;     // [tile] sums over t of S_tj dS_tj
+  double* inflow = nullptr;     // [tile] what row t gets through the incoming state
+  double* outflow = nullptr;    // [tile] what token j gets through the outgoing state
+  double* dlogi = nullptr;      // [tile]
+  double* dlogf = nullptr;      // [tile]
+
+  GradientBuffers() = default;
+  GradientBuffers(Arena& arena, const Plan& plan);
+};
+
+// The three parts of a tile's work, in this order. The first two are also what the reverse-time states need to know.
+//   tile_denominators  gated scores S, q.n and 1 / den; needs no more of the state than n
+//   tile_row_gradients dH / den, dS, dQ's part through C and, with the exact normalizer gradient, deta
+//   tile_gradients     dq, dk, dv, dlogi and dlogf
+template <class Real>
+void tile_denominators(const Problem& problem, const Tile& tile, const GateVectors<Real>& gates, const State<Real>& state,
+                       const GradientBuffers<Real>& buffers);
+template <class Real>
+void tile_row_gradients(const Problem& problem, const TensorView& dh, const Tile& tile, const GateVectors<Real>& gates,
+                        const State<Real>& state, const GradientBuffers<Real>& buffers);
+template <class Real>
+void tile_gradients(const Problem& problem, const Tile& tile, const GateVectors<Real>& gates, const State<Real>& state,
+                    const State<Real>& dstate, const GradientBuffers<Real>& buffers);
+
+// Sums over the products S_tj dS_tj, in double, and over what passes through the states: all that gate gradients need.
+struct GateSums {
+  const double* row;      // over j
+  const double* column;   // over t
+  const double* inflow;   // what row t gets through the incoming state
+  const double* outflow;  // what token j gets through the outgoing state
+};
+
+// Adds row and column sums of S . dS, then gates dS: dS = D . dS, zero above the diagonal.
+template <class Real>
+void gate_score_gradients(Square square, const Matrix<Real>& D, const Matrix<Real>& S, const Matrix<Real>& dS, double* row,
+                          double* column);
+
+// Gradients of the log gates of consecutive tokens; `through`: what passes from the incoming to the outgoing state.
+void gate_gradients(const GateSums& sums, double through, std::int64_t count, double* dlogi, double* dlogf);
+
+// <C, dC> + <n, dn>
+template <class Real>
+[[nodiscard]] double inner_product(const State<Real>& state, const State<Real>& dstate);
+
+// The gradient of the state at the end of a tile becomes the one at its beginning: dC = gbar dC + Qb^T (dH / den),
+// dn = gbar dn + Qb^T deta (null: zero). Qb: scale qbar Q.
+template <class Real>
+void retreat(Real decay, const Matrix<const Real>& Qb, const Matrix<const Real>& dHt, const Real* deta,
+             State<Real>& dstate);
+
+}  // namespace tfla::cpu

@@ -1,0 +1,138 @@
+#include "cpu/outputs.h"
+
+#include "cpu/simd.h"
+#include "cpu/threads.h"
+
+namespace tfla::cpu {
+
+namespace {
+
+// h of one tile from the state at its beginning: den H = (scale qbar Q) C + (D . Q K^T) V.
+template <class Real>
+void tile_outputs(const Problem& problem, const Tile& tile, const GateVectors<Real>& gates, const State<Real>& state,
+                  const typename ForwardScratch<Real>::Worker& worker, const MutableTensorView& h) {
+  const MlstmShape& shape = problem.plan.shape;
+  const Settings& settings = problem.settings;
+  const std::int64_t rows = tile.size();
+  const std::int64_t qk_head = tile.head / problem.group();
+  const auto scale = static_cast<Real>(settings.scale);
+  const Matrix<const Real> Q = load_tile(problem.q, tile, qk_head, worker.q, 0, shape.dqk);
+  const Matrix<const Real> K = load_tile(problem.k, tile, qk_head, worker.operands.k, 0, shape.dqk);
+  const Matrix<const Real> V = load_tile(problem.v, tile, tile.head, worker.operands.v, 0, shape.dhv);
+  const Matrix<Real> Qb = dense(worker.qb, rows, shape.dqk);
+  const Matrix<Real> D = dense(worker.D, rows, rows);
+  const Matrix<Real> S = dense(worker.S, rows, rows);
+  const Matrix<Real> H = dense(worker.h, rows, shape.dhv);
+  Real* qn = worker.rows;
+  Real* inverse = worker.rows + problem.plan.tile;
+
+  gate_matrix(gates, scale, D);
+  gated_scores<Real>(Square::diagonal, Q, K, D, S, qn);
+  if (!state.zero) {
+    scale_rows(scale, gates.qbar, Q, Qb);
+    product(H, Qb, state.C, Real{0});
+    for (std::int64_t t = 0; settings.normalized && t < rows; ++t) {
+      qn[t] += static_cast<Real>(simd::dot(Qb.row(t), state.n, shape.dqk));
+    }
+  }
+  product(H, S, V, state.zero ? Real{0} : Real{1});
+  inverse_denominators(settings, qn, gates.floor, inverse, rows);
+  store_tile(H, inverse, h, tile, tile.head);
+}
+
+template <class Real>
+void span_outputs(const Problem& problem, const Span& span, std::int64_t head, const ForwardScratch<Real>& scratch,
+                  const typename ForwardScratch<Real>::Worker& worker, const ForwardOutputs& outputs) {
+  const Plan& plan = problem.plan;
+  const Sequence& sequence = span.sequence;
+  const Columns columns = all_columns(plan.shape);
+  State<Real> state = state_in(worker.state, plan.shape, columns);
+  if (plan.fused()) {
+    load_state(problem.initial_state.C, problem.initial_state.n, sequence.index, head, columns, state);
+  } else {
+    copy_state(state_at_span(problem, span, head, scratch.span_states), state);
+  }
+  const bool last = span.end == sequence.length;
+  for (std::int64_t token = span.begin; token < span.end;) {
+    const Tile tile{sequence, head, token, tile_end(plan, token, sequence.length)};
+    const GateVectors<Real> gates = scratch.gates.at(problem, sequence, head, token);
+    tile_outputs(problem, tile, gates, state, worker, outputs.h);
+    const bool state_is_used = tile.end < span.end || (last && outputs.last_state.C.given());
+    if (state_is_used) advance(problem, tile, gates, worker.operands, columns, state);
+    token = tile.end;
+  }
+  if (last) store_state(state, outputs.last_state.C, outputs.last_state.n, sequence.index, head);
+}
+
+}  // namespace
+
+template <class Real>
+ForwardScratch<Real>::Worker::Worker(Arena& arena, const Plan& plan) : operands(arena, plan) {
+  state = arena.take<Real>(state_size(plan.shape));
+  q = arena.take<Real>(plan.tile * plan.shape.dqk);
+  qb = arena.take<Real>(plan.tile * plan.shape.dqk);
+  D = arena.take<Real>(plan.tile * plan.tile);
+  S = arena.take<Real>(plan.tile * plan.tile);
+  h = arena.take<Real>(plan.tile * plan.shape.dhv);
+  rows = arena.take<Real>(2 * plan.tile);
+}
+
+template <class Real>
+ForwardScratch<Real>::ForwardScratch(Arena& arena, const Plan& plan) : gates(arena, plan) {
+  if (!plan.fused()) span_states = arena.take<Real>(span_numbers(plan) * plan.shape.heads * state_size(plan.shape));
+  Arena one;
+  const Worker measured(one, plan);
+  worker_size = static_cast<std::int64_t>(one.used() / sizeof(Real));
+  workers = arena.take<Real>(plan.threads * worker_size);
+}
+
+template <class Real>
+typename ForwardScratch<Real>::Worker ForwardScratch<Real>::worker(const Plan& plan, int index) const {
+  Arena arena(reinterpret_cast<std::byte*>(workers + index * worker_size));
+  return Worker(arena, plan);
+}
+
+template <class Real>
+void store_max_states(const Problem& problem, const GateVectors<Real>& gates, const MutableTensorView& m) {
+  if (!m.given()) return;
+  for (std::int64_t s = 0; s < problem.plan.shape.sequences; ++s) {
+    for (std::int64_t head = 0; head < problem.heads(); ++head) {
+      static_cast<Real*>(m.data)[s * m.strides[0] + head * m.strides[1]] =
+          static_cast<Real>(gates.m_last[s * problem.heads() + head]);
+    }
+  }
+}
+
+template <class Real>
+void run_forward(const Problem& problem, const ForwardOutputs& outputs, const ForwardScratch<Real>& scratch) {
+  const Plan& plan = problem.plan;
+  const std::int64_t heads = problem.heads();
+  parallel_for(plan.shape.sequences * heads, plan.threads, [&](std::int64_t unit, int) {
+    gates(problem, scratch.gates, problem.sequence(unit / heads), unit % heads);
+  });
+  if (!plan.fused()) {
+    const std::int64_t count = panels(plan);
+    parallel_for(plan.shape.sequences * heads * count, plan.threads, [&](std::int64_t unit, int index) {
+      const auto worker = scratch.worker(plan, index);
+      states_at_spans(problem, scratch.gates, problem.sequence(unit / (heads * count)), unit / count % heads,
+                      panel_columns(plan.shape, unit % count), worker.operands, scratch.span_states);
+    });
+  }
+  parallel_for(span_numbers(plan) * heads, plan.threads, [&](std::int64_t unit, int index) {
+    const Span span = find_span(problem, unit / heads);
+    // An empty sequence still passes its state on.
+    if (span.begin == span.end && span.number != first_span(plan, span.sequence)) return;
+    span_outputs(problem, span, unit % heads, scratch, scratch.worker(plan, index), outputs);
+  });
+  store_max_states(problem, scratch.gates, outputs.last_state.m);
+}
+
+#define TFLA_INSTANTIATE(Real)                                                                              \
+  template struct ForwardScratch<Real>;                                                                     \
+  template void store_max_states(const Problem&, const GateVectors<Real>&, const MutableTensorView&);       \
+  template void run_forward(const Problem&, const ForwardOutputs&, const ForwardScratch<Real>&)
+TFLA_INSTANTIATE(float);
+TFLA_INSTANTIATE(double);
+#undef TFLA_INSTANTIATE
+
+}  // namespace tfla::cpu

@@ -1,0 +1,45 @@
+// Stage `outputs`, fused with `states`: the state stays with the thread that needs it next.
+#pragma once
+
+#include "cpu/states.h"
+
+namespace tfla::cpu {
+
+struct ForwardOutputs {
+  MutableTensorView h;           // [B,T,H,dhv]
+  MutableMlstmState last_state;  // optional
+};
+
+// Scratch of a chunkwise forward call.
+template <class Real>
+struct ForwardScratch {
+  struct Worker {
+    StateBuffers<Real> operands;
+    Real* state = nullptr;  // C and n
+    Real* q = nullptr;      // [tile,dqk] converted queries
+    Real* qb = nullptr;     // [tile,dqk] scale qbar Q
+    Real* D = nullptr;      // [tile,tile] gate matrix
+    Real* S = nullptr;      // [tile,tile] gated scores
+    Real* h = nullptr;      // [tile,dhv] numerator
+    Real* rows = nullptr;   // [2,tile] q.n and 1 / den
+
+    Worker(Arena& arena, const Plan& plan);
+  };
+
+  GateVectors<Real> gates;
+  Real* span_states = nullptr;  // one per span number and head; none when spans are whole sequences
+  Real* workers = nullptr;      // plan.threads blocks of worker_size
+  std::int64_t worker_size = 0;
+
+  ForwardScratch(Arena& arena, const Plan& plan);
+  [[nodiscard]] Worker worker(const Plan& plan, int index) const;
+};
+
+template <class Real>
+void run_forward(const Problem& problem, const ForwardOutputs& outputs, const ForwardScratch<Real>& scratch);
+
+// m of a last state, from the gate scan.
+template <class Real>
+void store_max_states(const Problem& problem, const GateVectors<Real>& gates, const MutableTensorView& m);
+
+}  // namespace tfla::cpu

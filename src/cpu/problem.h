@@ -1,0 +1,90 @@
+// A call as the stages see it: where the tensors are, how the tokens are cut, which settings hold.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/read_index.h"
+#include "core/settings.h"
+#include "tfla/plan.h"
+
+namespace tfla::cpu {
+
+// A run of tokens with a state of its own: a row of the batch, or a packed sequence.
+struct Sequence {
+  std::int64_t index = 0;   // which state
+  std::int64_t batch = 0;   // row of the tensors
+  std::int64_t offset = 0;  // first token in that row
+  std::int64_t length = 0;
+  std::int64_t packed = 0;  // tokens of all sequences before it
+};
+
+struct Problem {
+  const Plan& plan;
+  Settings settings;
+  TensorView q;  // [B,T,Hqk,dqk]
+  TensorView k;  // [B,T,Hqk,dqk]
+  TensorView v;  // [B,T,H,dhv]
+  TensorView i;  // [B,T,H]
+  TensorView f;  // [B,T,H]
+  MlstmState initial_state;
+  TensorView cu_seqlens;
+
+  [[nodiscard]] std::int64_t heads() const { return plan.shape.heads; }
+  [[nodiscard]] std::int64_t group() const { return plan.shape.heads / plan.shape.qk_heads; }
+  [[nodiscard]] std::int64_t tokens() const { return plan.shape.batch * plan.shape.tokens; }
+  [[nodiscard]] bool has_initial_state() const { return initial_state.C.given(); }
+  [[nodiscard]] Sequence sequence(std::int64_t index) const;
+};
+
+inline Sequence Problem::sequence(std::int64_t index) const {
+  if (!cu_seqlens.given()) return {index, index, 0, plan.shape.tokens, index * plan.shape.tokens};
+  const std::int64_t begin = read_index(cu_seqlens, index);
+  return {index, 0, begin, read_index(cu_seqlens, index + 1) - begin, begin};
+}
+
+// ---------------------------------------------------------------- tiles within chunks
+// Chunks start at multiples of plan.chunk within a sequence, tiles at multiples of plan.tile within a chunk.
+
+[[nodiscard]] inline std::int64_t tile_end(const Plan& plan, std::int64_t begin, std::int64_t length) {
+  const std::int64_t chunk_end = (begin / plan.chunk + 1) * plan.chunk;
+  return std::min({begin + plan.tile, chunk_end, length});
+}
+
+[[nodiscard]] inline std::int64_t tile_begin(const Plan& plan, std::int64_t end) {
+  const std::int64_t chunk_begin = (end - 1) / plan.chunk * plan.chunk;
+  return chunk_begin + (end - 1 - chunk_begin) / plan.tile * plan.tile;
+}
+
+// ---------------------------------------------------------------- spans, numbered over all sequences
+// Sequence s owns the numbers packed / span + s, ...: at least as many as it has spans, so some numbers stay unused.
+
+[[nodiscard]] inline std::int64_t span_numbers(const Plan& plan) {
+  return plan.shape.batch * plan.shape.tokens / plan.span + plan.shape.sequences;
+}
+
+[[nodiscard]] inline std::int64_t first_span(const Plan& plan, const Sequence& sequence) {
+  return sequence.packed / plan.span + sequence.index;
+}
+
+struct Span {
+  Sequence sequence;
+  std::int64_t number = 0;
+  std::int64_t begin = 0;  // tokens [begin, end) of the sequence; empty for an unused number
+  std::int64_t end = 0;
+};
+
+[[nodiscard]] inline Span find_span(const Problem& problem, std::int64_t number) {
+  std::int64_t low = 0;
+  std::int64_t high = problem.plan.shape.sequences;  // the owner is in [low, high)
+  while (high - low > 1) {
+    const std::int64_t middle = low + (high - low) / 2;
+    (first_span(problem.plan, problem.sequence(middle)) <= number ? low : high) = middle;
+  }
+  const Sequence owner = problem.sequence(low);
+  const std::int64_t begin = (number - first_span(problem.plan, owner)) * problem.plan.span;
+  if (begin >= owner.length) return {owner, number, 0, 0};
+  return {owner, number, begin, std::min(begin + problem.plan.span, owner.length)};
+}
+
+}  // namespace tfla::cpu

@@ -1,0 +1,113 @@
+#include "cpu/run.h"
+
+#include <omp.h>
+
+#include "cpu/parallel.h"
+#include "cpu/step.h"
+
+namespace tfla::cpu {
+
+namespace {
+
+// Calls work(Real{}) with the arithmetic type of the plan.
+template <class Work>
+void with_real(const Plan& plan, const Work& work) {
+  if (plan.compute == DType::float64) {
+    work(double{});
+  } else {
+    work(float{});
+  }
+}
+
+template <class Args>
+Problem problem_of(const Args& args, const Plan& plan) {
+  return {.plan = plan,
+          .settings = resolve(args.options, plan.shape.dqk),
+          .q = args.q,
+          .k = args.k,
+          .v = args.v,
+          .i = args.i,
+          .f = args.f,
+          .initial_state = {},
+          .cu_seqlens = {}};
+}
+
+template <class Args>
+Problem sequence_problem(const Args& args, const Plan& plan) {
+  Problem problem = problem_of(args, plan);
+  problem.initial_state = args.initial_state;
+  problem.cu_seqlens = args.cu_seqlens;
+  return problem;
+}
+
+template <class Real>
+std::size_t count_scratch(const Plan& plan) {
+  Arena arena;
+  if (plan.operation == Operation::step || plan.formulation == Formulation::recurrent) {
+    const StepScratch<Real> scratch(arena, plan);
+  } else if (plan.formulation == Formulation::parallel) {
+    const ParallelScratch<Real> scratch(arena, plan);
+  } else if (plan.operation == Operation::forward) {
+    const ForwardScratch<Real> scratch(arena, plan);
+  } else {
+    const BackwardScratch<Real> scratch(arena, plan);
+  }
+  return arena.used();
+}
+
+}  // namespace
+
+int default_threads() { return omp_get_max_threads(); }
+
+std::size_t scratch_bytes(const Plan& plan) {
+  std::size_t bytes = 0;
+  with_real(plan, [&](auto real) { bytes = count_scratch<decltype(real)>(plan); });
+  return bytes;
+}
+
+void forward(const MlstmForward& args, const Plan& plan, std::byte* scratch) {
+  const Problem problem = sequence_problem(args, plan);
+  const ForwardOutputs outputs{.h = args.h, .last_state = args.last_state};
+  with_real(plan, [&](auto real) {
+    using Real = decltype(real);
+    Arena arena(scratch);
+    switch (plan.formulation) {
+      case Formulation::chunkwise: run_forward(problem, outputs, ForwardScratch<Real>(arena, plan)); break;
+      case Formulation::parallel: run_parallel_forward(problem, outputs, ParallelScratch<Real>(arena, plan)); break;
+      case Formulation::recurrent:
+        run_recurrent(problem, outputs.h, outputs.last_state, StepScratch<Real>(arena, plan));
+        break;
+    }
+  });
+}
+
+void backward(const MlstmBackward& args, const Plan& plan, std::byte* scratch) {
+  const Problem problem = sequence_problem(args, plan);
+  const BackwardTensors tensors{.dh = args.dh,
+                                .dlast_state = args.dlast_state,
+                                .dq = args.dq,
+                                .dk = args.dk,
+                                .dv = args.dv,
+                                .di = args.di,
+                                .df = args.df,
+                                .dinitial_state = args.dinitial_state};
+  with_real(plan, [&](auto real) {
+    using Real = decltype(real);
+    Arena arena(scratch);
+    if (plan.formulation == Formulation::parallel) {
+      run_parallel_backward(problem, tensors, ParallelScratch<Real>(arena, plan));
+    } else {
+      run_backward(problem, tensors, BackwardScratch<Real>(arena, plan));
+    }
+  });
+}
+
+void step(const MlstmStep& args, const Plan& plan, std::byte* scratch) {
+  const Problem problem = problem_of(args, plan);
+  with_real(plan, [&](auto real) {
+    Arena arena(scratch);
+    run_step(problem, args.h, args.state, args.slots, StepScratch<decltype(real)>(arena, plan));
+  });
+}
+
+}  // namespace tfla::cpu

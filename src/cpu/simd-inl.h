@@ -1,0 +1,265 @@
+// The loops behind simd.h, compiled once per instruction set. Included by simd.cc through foreach_target only.
+//
+// Elementwise loops are left to the compiler, which sees the instruction set of the enclosing namespace; reductions
+// and transcendental functions are written with Highway.
+#if defined(TFLA_CPU_SIMD_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef TFLA_CPU_SIMD_INL_H
+#undef TFLA_CPU_SIMD_INL_H
+#else
+#define TFLA_CPU_SIMD_INL_H
+#endif
+
+#include <hwy/contrib/math/math-inl.h>
+#include <hwy/highway.h>
+
+#include <bit>
+#include <cstdint>
+
+HWY_BEFORE_NAMESPACE();
+namespace tfla::cpu::simd {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using std::int64_t;
+
+// ---------------------------------------------------------------- conversions
+
+HWY_INLINE float widen_bf16(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+
+HWY_INLINE uint16_t narrow_bf16(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  const uint32_t rounded = (bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16;
+  const uint32_t quiet_nan = (bits >> 16) | 0x40U;
+  return static_cast<uint16_t>((bits & 0x7FFFFFFFU) > 0x7F800000U ? quiet_nan : rounded);
+}
+
+// Integer arithmetic throughout: workers flush subnormal floats, and small halves must survive that.
+HWY_INLINE float widen_f16(uint16_t half) {
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000U) << 16;
+  const uint32_t magnitude = half & 0x7FFFU;
+  const uint32_t normal = (magnitude << 13) + (112U << 23);
+  const uint32_t special = (magnitude << 13) | 0x7F800000U;
+  // A subnormal half is m 2^-24 = 2^-14 (1 + m / 1024) - 2^-14.
+  const float small = std::bit_cast<float>(0x38800000U | (magnitude << 13)) - std::bit_cast<float>(0x38800000U);
+  const uint32_t bits = magnitude >= 0x7C00U ? special : magnitude >= 0x0400U ? normal : std::bit_cast<uint32_t>(small);
+  return std::bit_cast<float>(sign | bits);
+}
+
+HWY_INLINE uint16_t narrow_f16(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  const uint32_t sign = (bits >> 16) & 0x8000U;
+  const uint32_t magnitude = bits & 0x7FFFFFFFU;
+  const uint32_t normal = (magnitude + 0xFFFU + ((magnitude >> 13) & 1U) - (112U << 23)) >> 13;
+  // Adding one half puts the last bit of a subnormal half at the last bit of the float, which rounds it.
+  const uint32_t small = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - 0x3F000000U;
+  const uint32_t special = magnitude > 0x7F800000U ? 0x7E00U : 0x7C00U;
+  const uint32_t half = magnitude >= 0x47800000U ? special : magnitude >= 0x38800000U ? normal : small;
+  return static_cast<uint16_t>(sign | half);
+}
+
+HWY_ATTR void load_bf16(const uint16_t* HWY_RESTRICT from, float* HWY_RESTRICT to, int64_t n) {
+  for (int64_t j = 0; j < n; ++j) to[j] = widen_bf16(from[j]);
+}
+HWY_ATTR void load_f16(const uint16_t* HWY_RESTRICT from, float* HWY_RESTRICT to, int64_t n) {
+  for (int64_t j = 0; j < n; ++j) to[j] = widen_f16(from[j]);
+}
+HWY_ATTR void store_bf16(float scale, const float* HWY_RESTRICT from, uint16_t* HWY_RESTRICT to, int64_t n) {
+  for (int64_t j = 0; j < n; ++j) to[j] = narrow_bf16(scale * from[j]);
+}
+HWY_ATTR void store_f16(float scale, const float* HWY_RESTRICT from, uint16_t* HWY_RESTRICT to, int64_t n) {
+  for (int64_t j = 0; j < n; ++j) to[j] = narrow_f16(scale * from[j]);
+}
+
+// ---------------------------------------------------------------- transcendental functions
+
+// Highway's Exp maps NaN to 0, which would turn a NaN gate into a closed one.
+template <class D, class V>
+HWY_INLINE V exp_keeping_nan(D d, V x) {
+  return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, x));
+}
+
+// Calls op(vector) on x in place; the tail goes through a padded copy.
+template <class Real, class Op>
+HWY_INLINE void transform(Real* x, int64_t n, const Op& op) {
+  const hn::ScalableTag<Real> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t j = 0;
+  for (; j + lanes <= n; j += lanes) hn::StoreU(op(d, hn::LoadU(d, x + j)), d, x + j);
+  if (j == n) return;
+  HWY_ALIGN Real tail[HWY_MAX_BYTES / sizeof(Real)] = {};
+  for (int64_t r = j; r < n; ++r) tail[r - j] = x[r];
+  hn::Store(op(d, hn::Load(d, tail)), d, tail);
+  for (int64_t r = j; r < n; ++r) x[r] = tail[r - j];
+}
+
+HWY_ATTR void soft_cap(double cap, double* x, int64_t n) {
+  transform(x, n, [cap](auto d, auto value) HWY_ATTR {
+    const auto bound = hn::Set(d, cap);
+    const auto ratio = hn::Div(value, bound);
+    return hn::IfThenElse(hn::IsNaN(value), value, hn::Mul(bound, hn::Tanh(d, ratio)));
+  });
+}
+
+// log sigmoid(x) = min(x, 0) - log1p(exp(-|x|))
+HWY_ATTR void log_sigmoid(double* x, int64_t n) {
+  transform(x, n, [](auto d, auto value) HWY_ATTR {
+    const auto decay = hn::Exp(d, hn::Neg(hn::Abs(value)));
+    const auto result = hn::Sub(hn::Min(value, hn::Zero(d)), hn::Log1p(d, decay));
+    return hn::IfThenElse(hn::IsNaN(value), value, result);
+  });
+}
+
+template <class Real>
+HWY_INLINE void exp_shifted(Real scale, double shift, const double* HWY_RESTRICT x, Real* HWY_RESTRICT out, int64_t n) {
+  for (int64_t j = 0; j < n; ++j) out[j] = static_cast<Real>(shift + x[j]);
+  transform(out, n, [scale](auto d, auto value) HWY_ATTR {
+    return hn::Mul(hn::Set(d, scale), exp_keeping_nan(d, value));
+  });
+}
+
+// ---------------------------------------------------------------- elementwise loops and reductions
+
+template <class Real>
+HWY_INLINE void scale(Real factor, const Real* x, Real* out, int64_t n) {
+  for (int64_t j = 0; j < n; ++j) out[j] = factor * x[j];
+}
+
+template <class Real>
+HWY_INLINE void add(Real factor, const Real* HWY_RESTRICT x, Real* HWY_RESTRICT out, int64_t n) {
+  for (int64_t j = 0; j < n; ++j) out[j] += factor * x[j];
+}
+
+template <class Real>
+HWY_INLINE double dot(const Real* x, const Real* y, int64_t n) {
+  const hn::ScalableTag<Real> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  auto even = hn::Zero(d);
+  auto odd = hn::Zero(d);
+  int64_t j = 0;
+  for (; j + 2 * lanes <= n; j += 2 * lanes) {
+    even = hn::MulAdd(hn::LoadU(d, x + j), hn::LoadU(d, y + j), even);
+    odd = hn::MulAdd(hn::LoadU(d, x + j + lanes), hn::LoadU(d, y + j + lanes), odd);
+  }
+  auto sum = static_cast<double>(hn::GetLane(hn::SumOfLanes(d, hn::Add(even, odd))));
+  for (; j < n; ++j) sum += static_cast<double>(x[j]) * static_cast<double>(y[j]);
+  return sum;
+}
+
+template <class Real>
+HWY_INLINE double multiply(const Real* HWY_RESTRICT x, Real* HWY_RESTRICT out, int64_t n) {
+  const hn::ScalableTag<Real> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  auto total = hn::Zero(d);
+  int64_t j = 0;
+  for (; j + lanes <= n; j += lanes) {
+    const auto value = hn::Mul(hn::LoadU(d, x + j), hn::LoadU(d, out + j));
+    hn::StoreU(value, d, out + j);
+    total = hn::Add(total, value);
+  }
+  auto sum = static_cast<double>(hn::GetLane(hn::SumOfLanes(d, total)));
+  for (; j < n; ++j) {
+    out[j] *= x[j];
+    sum += static_cast<double>(out[j]);
+  }
+  return sum;
+}
+
+template <class Real>
+HWY_INLINE double add_products(const Real* HWY_RESTRICT x, const Real* HWY_RESTRICT y, double* HWY_RESTRICT columns,
+                               int64_t n) {
+  constexpr int64_t ways = 8;  // independent sums, so that the compiler may keep them in one vector
+  double sums[ways] = {};
+  int64_t j = 0;
+  for (; j + ways <= n; j += ways) {
+    for (int64_t w = 0; w < ways; ++w) {
+      const double value = static_cast<double>(x[j + w]) * static_cast<double>(y[j + w]);
+      columns[j + w] += value;
+      sums[w] += value;
+    }
+  }
+  double sum = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+  for (; j < n; ++j) {
+    const double value = static_cast<double>(x[j]) * static_cast<double>(y[j]);
+    columns[j] += value;
+    sum += value;
+  }
+  return sum;
+}
+
+// ---------------------------------------------------------------- step
+
+// `Rows` rows of C at a time: v and h are then read once per block and stay in the first-level cache.
+template <int Rows, class Real>
+HWY_INLINE void step_rows(Real decay, const Real* HWY_RESTRICT input, const Real* HWY_RESTRICT q,
+                          const Real* HWY_RESTRICT v, Real* HWY_RESTRICT C, int64_t stride, Real* HWY_RESTRICT h,
+                          int64_t cols) {
+  const hn::ScalableTag<Real> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  const auto keep = hn::Set(d, decay);
+  int64_t j = 0;
+  for (; j + lanes <= cols; j += lanes) {
+    const auto value = hn::LoadU(d, v + j);
+    auto out = hn::LoadU(d, h + j);
+    for (int r = 0; r < Rows; ++r) {
+      Real* row = C + r * stride + j;
+      const auto updated = hn::MulAdd(hn::Set(d, input[r]), value, hn::Mul(keep, hn::LoadU(d, row)));
+      hn::StoreU(updated, d, row);
+      out = hn::MulAdd(hn::Set(d, q[r]), updated, out);
+    }
+    hn::StoreU(out, d, h + j);
+  }
+  if (j == cols) return;
+  // The same operations on one lane, so that an element does not depend on where its panel ends.
+  const hn::CappedTag<Real, 1> one;
+  for (; j < cols; ++j) {
+    const auto value = hn::LoadU(one, v + j);
+    auto out = hn::LoadU(one, h + j);
+    for (int r = 0; r < Rows; ++r) {
+      Real* row = C + r * stride + j;
+      const auto updated =
+          hn::MulAdd(hn::Set(one, input[r]), value, hn::Mul(hn::Set(one, decay), hn::LoadU(one, row)));
+      hn::StoreU(updated, one, row);
+      out = hn::MulAdd(hn::Set(one, q[r]), updated, out);
+    }
+    hn::StoreU(out, one, h + j);
+  }
+}
+
+template <class Real>
+HWY_INLINE void step_panel(Real decay, const Real* input, const Real* q, const Real* v, Real* C, int64_t stride, Real* h,
+                           int64_t rows, int64_t cols) {
+  constexpr int block = 4;
+  for (int64_t j = 0; j < cols; ++j) h[j] = 0;
+  int64_t r = 0;
+  for (; r + block <= rows; r += block) step_rows<block>(decay, input + r, q + r, v, C + r * stride, stride, h, cols);
+  for (; r < rows; ++r) step_rows<1>(decay, input + r, q + r, v, C + r * stride, stride, h, cols);
+}
+
+// ---------------------------------------------------------------- one entry per type, for the dispatch table
+
+#define TFLA_SIMD_ENTRIES(Real, suffix)                                                                              \
+  HWY_ATTR void exp_shifted_##suffix(Real factor, double shift, const double* x, Real* out, int64_t n) {            \
+    exp_shifted(factor, shift, x, out, n);                                                                           \
+  }                                                                                                                  \
+  HWY_ATTR void scale_##suffix(Real factor, const Real* x, Real* out, int64_t n) { scale(factor, x, out, n); }       \
+  HWY_ATTR void add_##suffix(Real factor, const Real* x, Real* out, int64_t n) { add(factor, x, out, n); }           \
+  HWY_ATTR double dot_##suffix(const Real* x, const Real* y, int64_t n) { return dot(x, y, n); }                     \
+  HWY_ATTR double multiply_##suffix(const Real* x, Real* out, int64_t n) { return multiply(x, out, n); }             \
+  HWY_ATTR double add_products_##suffix(const Real* x, const Real* y, double* columns, int64_t n) {                  \
+    return add_products(x, y, columns, n);                                                                           \
+  }                                                                                                                  \
+  HWY_ATTR void step_panel_##suffix(Real decay, const Real* input, const Real* q, const Real* v, Real* C,            \
+                                    int64_t stride, Real* h, int64_t rows, int64_t cols) {                           \
+    step_panel(decay, input, q, v, C, stride, h, rows, cols);                                                        \
+  }
+TFLA_SIMD_ENTRIES(float, f32)
+TFLA_SIMD_ENTRIES(double, f64)
+#undef TFLA_SIMD_ENTRIES
+
+HWY_ATTR const char* target() { return hwy::TargetName(HWY_TARGET); }
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tfla::cpu::simd
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard

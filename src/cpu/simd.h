@@ -1,0 +1,48 @@
+// Vector loops with run-time dispatch to the best instruction set of this machine (Google Highway).
+// Each function works on one row or vector; n = 0 is fine everywhere.
+#pragma once
+
+#include <cstdint>
+
+#include "tfla/tensor_view.h"
+
+namespace tfla::cpu::simd {
+
+// Rows in any storage type to and from the arithmetic type. Narrowing rounds to nearest, ties to even.
+void load(const void* from, DType dtype, float* to, std::int64_t n);
+void load(const void* from, DType dtype, double* to, std::int64_t n);
+void store(float scale, const float* from, void* to, DType dtype, std::int64_t n);  // to = scale * from
+void store(double scale, const double* from, void* to, DType dtype, std::int64_t n);
+
+// Gates, always in double: their cumulative sums reach the hundreds, and float32 would lose five digits of exp.
+void soft_cap(double cap, double* x, std::int64_t n);  // x = cap tanh(x / cap)
+void log_sigmoid(double* x, std::int64_t n);           // x = log sigmoid(x)
+
+// out_j = scale exp(shift + x_j); the sum is taken in double, so only its result is rounded.
+void exp_shifted(float scale, double shift, const double* x, float* out, std::int64_t n);
+void exp_shifted(double scale, double shift, const double* x, double* out, std::int64_t n);
+
+void scale(float factor, const float* x, float* out, std::int64_t n);  // out = factor x
+void scale(double factor, const double* x, double* out, std::int64_t n);
+void add(float factor, const float* x, float* out, std::int64_t n);  // out += factor x
+void add(double factor, const double* x, double* out, std::int64_t n);
+double dot(const float* x, const float* y, std::int64_t n);
+double dot(const double* x, const double* y, std::int64_t n);
+double multiply(const float* x, float* out, std::int64_t n);  // out *= x elementwise; returns the sum of out
+double multiply(const double* x, double* out, std::int64_t n);
+
+// columns_j += x_j y_j and returns the sum of the x_j y_j, both in double.
+double add_products(const float* x, const float* y, double* columns, std::int64_t n);
+double add_products(const double* x, const double* y, double* columns, std::int64_t n);
+
+// One token on a panel of the state, in place, and its part of the output:
+//   C_r = decay C_r + input_r v     h = sum_r q_r C_r      C_r: row r of the panel, `stride` elements apart
+void step_panel(float decay, const float* input, const float* q, const float* v, float* C, std::int64_t stride, float* h,
+                std::int64_t rows, std::int64_t cols);
+void step_panel(double decay, const double* input, const double* q, const double* v, double* C, std::int64_t stride,
+                double* h, std::int64_t rows, std::int64_t cols);
+
+// The instruction set in use, for reports.
+[[nodiscard]] const char* target_name();
+
+}  // namespace tfla::cpu::simd

@@ -1,0 +1,193 @@
+#include "cpu/step.h"
+
+#include <cmath>
+
+#include "cpu/simd.h"
+#include "cpu/threads.h"
+
+namespace tfla::cpu {
+
+namespace {
+
+// One token's query and key as the state sees them.
+template <class Real>
+void load_token(const Problem& problem, const Sequence& sequence, std::int64_t token, std::int64_t head, Real weight,
+                const typename StepScratch<Real>::Worker& worker) {
+  const std::int64_t dqk = problem.plan.shape.dqk;
+  const std::int64_t qk_head = head / problem.group();
+  simd::load(row_of(problem.q, sequence, token, qk_head), problem.q.dtype, worker.q, dqk);
+  simd::load(row_of(problem.k, sequence, token, qk_head), problem.k.dtype, worker.input, dqk);
+  simd::scale(static_cast<Real>(problem.settings.scale), worker.q, worker.q, dqk);
+  simd::scale(weight, worker.input, worker.input, dqk);
+}
+
+// The scalar part of every token of one head: gates, the recurrence of n and m, the denominators. Returns the new m.
+template <class Real>
+double token_gates(const Problem& problem, const Sequence& sequence, std::int64_t head, double m, Real* n,
+                   const StepScratch<Real>& scratch, const typename StepScratch<Real>::Worker& worker) {
+  const Settings& settings = problem.settings;
+  const TokenGates<Real>& gates = scratch.gates;
+  const std::int64_t dqk = problem.plan.shape.dqk;
+  const std::int64_t offset = head * problem.tokens() + sequence.packed;
+  log_gates(problem, sequence, head, gates.log_f + offset, gates.log_i + offset);
+  for (std::int64_t t = 0; t < sequence.length; ++t) {
+    const double log_f = gates.log_f[offset + t];
+    const double log_i = gates.log_i[offset + t];
+    // Rounded to the type of the stored m, as in the gate scan.
+    const double next = settings.exponential ? static_cast<double>(static_cast<Real>(std::max(log_f + m, log_i))) : 0.0;
+    const Real decay = static_cast<Real>(std::exp(log_f + m - next));
+    const Real weight = static_cast<Real>(std::exp(log_i - next));
+    m = next;
+    load_token(problem, sequence, t, head, weight, worker);
+    simd::scale(decay, n, n, dqk);
+    simd::add(Real{1}, worker.input, n, dqk);
+    const auto qn = static_cast<Real>(simd::dot(worker.q, n, dqk));
+    const auto floor = static_cast<Real>(std::exp(-m));
+    gates.decay[offset + t] = decay;
+    gates.weight[offset + t] = weight;
+    inverse_denominators(settings, &qn, &floor, gates.inverse + offset + t, 1);
+  }
+  return m;
+}
+
+// Every token of one head on some columns of its state.
+template <class Real>
+void token_outputs(const Problem& problem, const Sequence& sequence, std::int64_t head, Columns columns,
+                   const Matrix<Real>& C, const StepScratch<Real>& scratch,
+                   const typename StepScratch<Real>::Worker& worker, const MutableTensorView& h) {
+  const TokenGates<Real>& gates = scratch.gates;
+  const std::int64_t offset = head * problem.tokens() + sequence.packed;
+  const std::int64_t skip = columns.first * item_size(problem.v.dtype);
+  for (std::int64_t t = 0; t < sequence.length; ++t) {
+    const auto* v = static_cast<const std::byte*>(row_of(problem.v, sequence, t, head)) + skip;
+    simd::load(v, problem.v.dtype, worker.v, columns.width);
+    load_token(problem, sequence, t, head, gates.weight[offset + t], worker);
+    simd::step_panel(gates.decay[offset + t], worker.input, worker.q, worker.v, C.data, C.stride, worker.h, C.rows, C.cols);
+    auto* out = static_cast<std::byte*>(row_of(h, sequence, t, head)) + skip;
+    simd::store(gates.inverse[offset + t], worker.h, out, h.dtype, columns.width);
+  }
+}
+
+[[nodiscard]] std::int64_t step_panels(const Plan& plan) { return (plan.shape.dhv + plan.panel - 1) / plan.panel; }
+
+[[nodiscard]] Columns step_columns(const Plan& plan, std::int64_t panel) {
+  return {panel * plan.panel, std::min(plan.panel, plan.shape.dhv - panel * plan.panel)};
+}
+
+}  // namespace
+
+template <class Real>
+TokenGates<Real>::TokenGates(Arena& arena, const Plan& plan) {
+  const std::int64_t count = plan.shape.batch * plan.shape.tokens * plan.shape.heads;
+  for (double** vector : {&log_f, &log_i}) *vector = arena.take<double>(count);
+  for (Real** vector : {&decay, &weight, &inverse}) *vector = arena.take<Real>(count);
+}
+
+template <class Real>
+StepScratch<Real>::Worker::Worker(Arena& arena, const Plan& plan) {
+  q = arena.take<Real>(plan.shape.dqk);
+  input = arena.take<Real>(plan.shape.dqk);
+  v = arena.take<Real>(plan.panel);
+  h = arena.take<Real>(plan.panel);
+  if (plan.operation != Operation::step) state = arena.take<Real>(plan.shape.dqk * (plan.panel + 1));
+}
+
+template <class Real>
+StepScratch<Real>::StepScratch(Arena& arena, const Plan& plan) : gates(arena, plan) {
+  m_last = arena.take<double>(plan.shape.sequences * plan.shape.heads);
+  Arena one;
+  const Worker measured(one, plan);
+  worker_size = static_cast<std::int64_t>(one.used() / sizeof(Real));
+  workers = arena.take<Real>(plan.threads * worker_size);
+}
+
+template <class Real>
+typename StepScratch<Real>::Worker StepScratch<Real>::worker(const Plan& plan, int index) const {
+  Arena arena(reinterpret_cast<std::byte*>(workers + index * worker_size));
+  return Worker(arena, plan);
+}
+
+template <class Real>
+void run_step(const Problem& problem, const MutableTensorView& h, const MutableMlstmState& state, const TensorView& slots,
+              const StepScratch<Real>& scratch) {
+  const Plan& plan = problem.plan;
+  const std::int64_t heads = problem.heads();
+  const auto slot_of = [&](std::int64_t row) { return slots.given() ? read_index(slots, row) : row; };
+  parallel_for(plan.shape.batch * heads, plan.threads, [&](std::int64_t unit, int index) {
+    const std::int64_t head = unit % heads;
+    const std::int64_t slot = slot_of(unit / heads);
+    Real* n = static_cast<Real*>(state.n.data) + slot * state.n.strides[0] + head * state.n.strides[1];
+    Real& m = static_cast<Real*>(state.m.data)[slot * state.m.strides[0] + head * state.m.strides[1]];
+    m = static_cast<Real>(token_gates(problem, problem.sequence(unit / heads), head, static_cast<double>(m), n, scratch,
+                                      scratch.worker(plan, index)));
+  });
+  const std::int64_t count = step_panels(plan);
+  parallel_for(plan.shape.batch * heads * count, plan.threads, [&](std::int64_t unit, int index) {
+    const std::int64_t row = unit / (heads * count);
+    const std::int64_t head = unit / count % heads;
+    const Columns columns = step_columns(plan, unit % count);
+    Real* C = static_cast<Real*>(state.C.data) + slot_of(row) * state.C.strides[0] + head * state.C.strides[1];
+    const Matrix<Real> panel{C + columns.first, plan.shape.dqk, columns.width, state.C.strides[2]};
+    token_outputs(problem, problem.sequence(row), head, columns, panel, scratch, scratch.worker(plan, index), h);
+  });
+}
+
+template <class Real>
+void run_recurrent(const Problem& problem, const MutableTensorView& h, const MutableMlstmState& last_state,
+                   const StepScratch<Real>& scratch) {
+  const Plan& plan = problem.plan;
+  const std::int64_t heads = problem.heads();
+  const std::int64_t count = step_panels(plan);
+  // A panel of the state in the worker's memory, from the initial state or zero.
+  const auto start = [&](const Sequence& sequence, std::int64_t head, Columns columns, Real* memory) {
+    State<Real> state{dense(memory, plan.shape.dqk, columns.width), memory + plan.shape.dqk * columns.width, true};
+    load_state(problem.initial_state.C, problem.initial_state.n, sequence.index, head, columns, state);
+    if (state.zero) std::fill_n(memory, plan.shape.dqk * (columns.width + 1), Real{0});
+    state.zero = false;
+    return state;
+  };
+  parallel_for(plan.shape.sequences * heads, plan.threads, [&](std::int64_t unit, int index) {
+    const auto worker = scratch.worker(plan, index);
+    const Sequence sequence = problem.sequence(unit / heads);
+    const std::int64_t head = unit % heads;
+    const State<Real> state = start(sequence, head, {0, 0}, worker.state);
+    double m = 0;
+    if (problem.has_initial_state()) {
+      const TensorView& from = problem.initial_state.m;
+      m = static_cast<double>(
+          static_cast<const Real*>(from.data)[sequence.index * from.strides[0] + head * from.strides[1]]);
+    }
+    scratch.m_last[unit] = token_gates(problem, sequence, head, m, state.n, scratch, worker);
+    store_state(state, MutableTensorView{}, last_state.n, sequence.index, head);
+  });
+  parallel_for(plan.shape.sequences * heads * count, plan.threads, [&](std::int64_t unit, int index) {
+    const auto worker = scratch.worker(plan, index);
+    const Sequence sequence = problem.sequence(unit / (heads * count));
+    const std::int64_t head = unit / count % heads;
+    const Columns columns = step_columns(plan, unit % count);
+    const State<Real> state = start(sequence, head, columns, worker.state);
+    token_outputs(problem, sequence, head, columns, state.C, scratch, worker, h);
+    MutableTensorView C = last_state.C;
+    if (C.given()) C.data = static_cast<Real*>(C.data) + columns.first;
+    store_state(state, C, MutableTensorView{}, sequence.index, head);
+  });
+  if (!last_state.m.given()) return;
+  const MutableTensorView& m = last_state.m;
+  for (std::int64_t unit = 0; unit < plan.shape.sequences * heads; ++unit) {
+    static_cast<Real*>(m.data)[unit / heads * m.strides[0] + unit % heads * m.strides[1]] =
+        static_cast<Real>(scratch.m_last[unit]);
+  }
+}
+
+#define TFLA_INSTANTIATE(Real)                                                                                       \
+  template struct TokenGates<Real>;                                                                                  \
+  template struct StepScratch<Real>;                                                                                 \
+  template void run_step(const Problem&, const MutableTensorView&, const MutableMlstmState&, const TensorView&,      \
+                         const StepScratch<Real>&);                                                                  \
+  template void run_recurrent(const Problem&, const MutableTensorView&, const MutableMlstmState&,                    \
+                              const StepScratch<Real>&)
+TFLA_INSTANTIATE(float);
+TFLA_INSTANTIATE(double);
+#undef TFLA_INSTANTIATE
+
+}  // namespace tfla::cpu

@@ -1,0 +1,53 @@
+// Stage `step`: tokens one after another on a state in place, at the speed of memory. In a loop over a whole sequence it is
+// the recurrent formulation.
+#pragma once
+
+#include "cpu/states.h"
+
+namespace tfla::cpu {
+
+// What the tokens do to the state, in scalars: C = decay C + weight k v^T, h = C^T (scale q) * inverse.
+template <class Real>
+struct TokenGates {
+  double* log_f = nullptr;   // [H,tokens]
+  double* log_i = nullptr;   // [H,tokens]
+  Real* decay = nullptr;     // [H,tokens]
+  Real* weight = nullptr;    // [H,tokens]
+  Real* inverse = nullptr;   // [H,tokens] 1 / den
+
+  TokenGates() = default;
+  TokenGates(Arena& arena, const Plan& plan);
+};
+
+// Scratch of step and of the recurrent formulation.
+template <class Real>
+struct StepScratch {
+  struct Worker {
+    Real* q = nullptr;      // [dqk] scale q
+    Real* input = nullptr;  // [dqk] weight k
+    Real* v = nullptr;      // [panel] converted values
+    Real* h = nullptr;      // [panel]
+    Real* state = nullptr;  // [dqk,panel + 1]; only the recurrent formulation, whose state is not the caller's
+
+    Worker(Arena& arena, const Plan& plan);
+  };
+
+  TokenGates<Real> gates;
+  double* m_last = nullptr;  // [N,H]
+  Real* workers = nullptr;
+  std::int64_t worker_size = 0;
+
+  StepScratch(Arena& arena, const Plan& plan);
+  [[nodiscard]] Worker worker(const Plan& plan, int index) const;
+};
+
+// `slots` may be absent: row b then uses state b.
+template <class Real>
+void run_step(const Problem& problem, const MutableTensorView& h, const MutableMlstmState& state, const TensorView& slots,
+              const StepScratch<Real>& scratch);
+
+template <class Real>
+void run_recurrent(const Problem& problem, const MutableTensorView& h, const MutableMlstmState& last_state,
+                   const StepScratch<Real>& scratch);
+
+}  // namespace tfla::cpu

@@ -1,0 +1,214 @@
+#include "reference/reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <utility>
+
+namespace tfla::reference {
+namespace {
+
+using Vector = std::vector<double>;
+
+// Eight partial sums: a chain of dependent additions would not vectorise.
+double dot(const double* x, const double* y, std::size_t size) {
+  double partial[8] = {};
+  std::size_t at = 0;
+  for (; at + 8 <= size; at += 8) {
+    for (std::size_t lane = 0; lane < 8; ++lane) partial[lane] += x[at + lane] * y[at + lane];
+  }
+  double sum = 0;
+  for (; at < size; ++at) sum += x[at] * y[at];
+  for (double part : partial) sum += part;
+  return sum;
+}
+
+double log_sigmoid(double x) { return x >= 0 ? -std::log1p(std::exp(-x)) : x - std::log1p(std::exp(x)); }
+
+double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+
+double capped(double x, const MlstmOptions& options) {
+  return options.soft_cap ? *options.soft_cap * std::tanh(x / *options.soft_cap) : x;
+}
+
+double capped_slope(double x, const MlstmOptions& options) {
+  if (!options.soft_cap) return 1;
+  const double tanh = std::tanh(x / *options.soft_cap);
+  return 1 - tanh * tanh;
+}
+
+bool uses_max(const MlstmOptions& options) {
+  if (options.normalizer == Normalizer::automatic) return options.gate == InputGate::exponential;
+  return options.normalizer == Normalizer::max;
+}
+
+// Decay and input weight of every token in the stabilised scale, and the max state after it.
+struct Weights {
+  Vector F, I, m;
+};
+
+Weights gate_weights(const Head& head, const MlstmOptions& options) {
+  const auto T = static_cast<std::size_t>(head.tokens);
+  const bool exponential = options.gate == InputGate::exponential;
+  Weights w{Vector(T), Vector(T), Vector(T)};
+  double m = head.m0;
+  for (std::size_t t = 0; t < T; ++t) {
+    const double log_f = log_sigmoid(capped(head.f[t], options));
+    const double x = capped(head.i[t], options);
+    const double log_i = exponential ? x : log_sigmoid(x);
+    const double m_new = exponential ? std::max(log_f + m, log_i) : 0;
+    w.F[t] = std::exp(log_f + m - m_new);
+    w.I[t] = std::exp(log_i - m_new);
+    w.m[t] = m = m_new;
+  }
+  return w;
+}
+
+class Recurrence {
+ public:
+  Recurrence(const Head& head, const MlstmOptions& options)
+      : head_(head),
+        options_(options),
+        T_(static_cast<std::size_t>(head.tokens)),
+        dqk_(static_cast<std::size_t>(head.dqk)),
+        dhv_(static_cast<std::size_t>(head.dhv)),
+        scale_(options.qk_scale.value_or(1 / std::sqrt(static_cast<double>(head.dqk)))),
+        spacing_(std::max<std::size_t>(1, static_cast<std::size_t>(std::sqrt(static_cast<double>(T_))))),
+        w_(gate_weights(head, options)),
+        qn_(T_),
+        den_(T_, 1) {}
+
+  HeadResult run() {
+    forward();
+    if (!head_.dh.empty() || T_ == 0) backward();
+    return std::move(result_);
+  }
+
+ private:
+  void update(std::size_t t, double* C, double* n) const {
+    const double F = w_.F[t], I = w_.I[t];
+    const double* k = &head_.k[t * dqk_];
+    const double* v = &head_.v[t * dhv_];
+    for (std::size_t r = 0; r < dqk_; ++r) {
+      const double weight = I * k[r];
+      double* row = C + r * dhv_;
+      for (std::size_t c = 0; c < dhv_; ++c) row[c] = F * row[c] + weight * v[c];
+      n[r] = F * n[r] + weight;
+    }
+  }
+
+  void forward() {
+    Vector C = head_.C0.empty() ? Vector(dqk_ * dhv_) : head_.C0;
+    Vector n = head_.n0.empty() ? Vector(dqk_) : head_.n0;
+    result_.h.assign(T_ * dhv_, 0);
+    for (std::size_t t = 0; t < T_; ++t) {
+      if (t % spacing_ == 0 && !head_.dh.empty()) {
+        saved_C_.push_back(C);
+        saved_n_.push_back(n);
+      }
+      update(t, C.data(), n.data());
+      const double* q = &head_.q[t * dqk_];
+      qn_[t] = scale_ * dot(q, n.data(), dqk_);
+      if (uses_max(options_)) den_[t] = std::max(std::abs(qn_[t]), std::exp(-w_.m[t])) + options_.eps;
+      double* h = &result_.h[t * dhv_];
+      for (std::size_t r = 0; r < dqk_; ++r) {
+        const double weight = scale_ * q[r];
+        for (std::size_t c = 0; c < dhv_; ++c) h[c] += weight * C[r * dhv_ + c];
+      }
+      for (std::size_t c = 0; c < dhv_; ++c) h[c] /= den_[t];
+    }
+    result_.C = std::move(C);
+    result_.n = std::move(n);
+    result_.m = T_ == 0 ? head_.m0 : w_.m.back();
+  }
+
+  // Gradient of scale q.n at token t; zero where exp(-m) is the larger, or where the denominator counts as constant.
+  double denominator_grad(std::size_t t) const {
+    const bool active = std::abs(qn_[t]) > std::exp(-w_.m[t]);
+    if (!options_.exact_normalizer_grad || !uses_max(options_) || !active) return 0;
+    const double inner = dot(&head_.dh[t * dhv_], &result_.h[t * dhv_], dhv_);
+    return (qn_[t] > 0 ? -inner : inner) / den_[t];
+  }
+
+  void backward() {
+    result_.dq.assign(T_ * dqk_, 0);
+    result_.dk.assign(T_ * dqk_, 0);
+    result_.dv.assign(T_ * dhv_, 0);
+    result_.di.assign(T_, 0);
+    result_.df.assign(T_, 0);
+    result_.dC0 = head_.dC_last.empty() ? Vector(dqk_ * dhv_) : head_.dC_last;
+    result_.dn0 = head_.dn_last.empty() ? Vector(dqk_) : head_.dn_last;
+
+    // States of one stretch between two saved ones: entry x is the state before token begin + x.
+    std::vector<Vector> C(spacing_ + 1), n(spacing_ + 1);
+    const std::size_t stretches = (T_ + spacing_ - 1) / spacing_;
+    for (std::size_t s = stretches; s-- > 0;) {
+      const std::size_t begin = s * spacing_, end = std::min(begin + spacing_, T_);
+      C[0] = saved_C_[s];
+      n[0] = saved_n_[s];
+      for (std::size_t t = begin; t < end; ++t) {
+        const std::size_t x = t - begin;
+        C[x + 1] = C[x];
+        n[x + 1] = n[x];
+        update(t, C[x + 1].data(), n[x + 1].data());
+      }
+      for (std::size_t t = end; t-- > begin;) {
+        const std::size_t x = t - begin;
+        token_grad(t, C[x].data(), n[x].data(), C[x + 1].data(), n[x + 1].data());
+      }
+    }
+  }
+
+  // On entry dC0, dn0 hold the gradient of the state after token t, without what token t itself reads from it; on
+  // exit that of the state before token t.
+  void token_grad(std::size_t t, const double* C_before, const double* n_before, const double* C, const double* n) {
+    const double F = w_.F[t], I = w_.I[t], deta = denominator_grad(t);
+    const double* q = &head_.q[t * dqk_];
+    const double* k = &head_.k[t * dqk_];
+    const double* v = &head_.v[t * dhv_];
+    double* dq = &result_.dq[t * dqk_];
+    double* dk = &result_.dk[t * dqk_];
+    double* dv = &result_.dv[t * dhv_];
+    Vector numerator_grad(&head_.dh[t * dhv_], &head_.dh[t * dhv_] + dhv_);
+    for (double& x : numerator_grad) x /= den_[t];
+
+    double kept = 0;  // <C_{t-1}, dC_t> + <n_{t-1}, dn_t>
+    for (std::size_t r = 0; r < dqk_; ++r) {
+      double* dC = &result_.dC0[r * dhv_];
+      double& dn = result_.dn0[r];
+      const double weight = scale_ * q[r];
+      for (std::size_t c = 0; c < dhv_; ++c) dC[c] += weight * numerator_grad[c];
+      dn += weight * deta;
+
+      dq[r] = scale_ * (dot(C + r * dhv_, numerator_grad.data(), dhv_) + deta * n[r]);
+      dk[r] = I * (dot(dC, v, dhv_) + dn);
+      for (std::size_t c = 0; c < dhv_; ++c) dv[c] += I * k[r] * dC[c];
+      kept += dot(C_before + r * dhv_, dC, dhv_) + n_before[r] * dn;
+
+      for (std::size_t c = 0; c < dhv_; ++c) dC[c] *= F;
+      dn *= F;
+    }
+    const double dlog_f = F * kept, dlog_i = dot(k, dk, dqk_);
+    const double f = capped(head_.f[t], options_), i = capped(head_.i[t], options_);
+    const double log_i_slope = options_.gate == InputGate::exponential ? 1 : sigmoid(-i);
+    result_.df[t] = dlog_f * sigmoid(-f) * capped_slope(head_.f[t], options_);
+    result_.di[t] = dlog_i * log_i_slope * capped_slope(head_.i[t], options_);
+  }
+
+  const Head& head_;
+  const MlstmOptions& options_;
+  std::size_t T_, dqk_, dhv_;
+  double scale_;
+  std::size_t spacing_;  // of the saved states: about sqrt(T), so that memory grows as sqrt(T) states
+  Weights w_;
+  Vector qn_;   // scale q.n
+  Vector den_;  // denominator
+  std::vector<Vector> saved_C_, saved_n_;
+  HeadResult result_;
+};
+
+}  // namespace
+
+HeadResult evaluate(const Head& head, const MlstmOptions& options) { return Recurrence(head, options).run(); }
+
+}  // namespace tfla::reference

@@ -1,0 +1,47 @@
+// The independent float64 reference: the recurrence of section 2.1 token by token and back-propagation through it.
+// No chunk, no gate scan, no matrix library: it shares nothing with the code it judges.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tfla/mlstm.h"
+
+namespace tfla::reference {
+
+// One head of one sequence. Dense, row-major.
+struct Head {
+  std::int64_t tokens = 0;  // T
+  std::int64_t dqk = 1;
+  std::int64_t dhv = 1;
+  std::vector<double> q;        // [T,dqk]
+  std::vector<double> k;        // [T,dqk]
+  std::vector<double> v;        // [T,dhv]
+  std::vector<double> i;        // [T] raw
+  std::vector<double> f;        // [T] raw
+  std::vector<double> C0;       // [dqk,dhv], empty: zero
+  std::vector<double> n0;       // [dqk], empty: zero
+  double m0 = 0;
+  std::vector<double> dh;       // [T,dhv], empty: forward only
+  std::vector<double> dC_last;  // [dqk,dhv], empty: zero
+  std::vector<double> dn_last;  // [dqk], empty: zero
+};
+
+struct HeadResult {
+  std::vector<double> h;    // [T,dhv]
+  std::vector<double> C;    // [dqk,dhv] last state
+  std::vector<double> n;    // [dqk]
+  double m = 0;
+  std::vector<double> dq;   // [T,dqk], the gradients are empty when dh is
+  std::vector<double> dk;   // [T,dqk]
+  std::vector<double> dv;   // [T,dhv]
+  std::vector<double> di;   // [T]
+  std::vector<double> df;   // [T]
+  std::vector<double> dC0;  // [dqk,dhv]
+  std::vector<double> dn0;  // [dqk]
+};
+
+// Reads gate, normalizer, eps, qk_scale, soft_cap and exact_normalizer_grad of the options.
+[[nodiscard]] HeadResult evaluate(const Head& head, const MlstmOptions& options);
+
+}  // namespace tfla::reference

@@ -1,0 +1,39 @@
+#include "reference/tensor.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+namespace tfla::reference {
+namespace {
+
+constexpr std::align_val_t alignment{64};
+constexpr int poison_byte = 0xFF;
+
+std::int64_t byte_count(DType dtype, std::initializer_list<std::int64_t> shape) {
+  std::int64_t bytes = item_size(dtype);
+  for (std::int64_t extent : shape) bytes *= extent;
+  return bytes;
+}
+
+}  // namespace
+
+void Buffer::Free::operator()(std::byte* memory) const { ::operator delete[](memory, alignment); }
+
+Buffer::Buffer(std::int64_t bytes)
+    : size_(bytes),
+      memory_(static_cast<std::byte*>(::operator new[](static_cast<std::size_t>(bytes + 2 * margin), alignment))) {
+  poison();
+}
+
+void Buffer::poison() { std::memset(memory_.get(), poison_byte, static_cast<std::size_t>(size_ + 2 * margin)); }
+
+bool Buffer::margins_intact() const {
+  const auto intact = [](std::byte byte) { return byte == std::byte{poison_byte}; };
+  return std::all_of(memory_.get(), data(), intact) && std::all_of(data() + size_, data() + size_ + margin, intact);
+}
+
+Tensor::Tensor(DType dtype, std::initializer_list<std::int64_t> shape)
+    : buffer(std::make_shared<Buffer>(byte_count(dtype, shape))), view(buffer->data(), dtype, shape) {}
+
+}  // namespace tfla::reference

@@ -1,0 +1,193 @@
+// Errors against the float64 reference: regimes x variants x dtypes x chunk sizes x odd shapes x formulations.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "pairwise.h"
+#include "support.h"
+
+namespace tfla::test {
+namespace {
+
+using reference::Case;
+using reference::Layout;
+using reference::Regime;
+
+struct Variant {
+  InputGate gate;
+  Normalizer normalizer;
+};
+constexpr Variant variants[] = {{InputGate::exponential, Normalizer::max},
+                                {InputGate::sigmoid, Normalizer::none},
+                                {InputGate::sigmoid, Normalizer::max},
+                                {InputGate::exponential, Normalizer::none}};
+
+struct DTypes {
+  DType dtype, gate_dtype;
+};
+constexpr DTypes dtypes[] = {{DType::float32, DType::float32},   {DType::float64, DType::float64},
+                             {DType::bfloat16, DType::float32},  {DType::float16, DType::float32},
+                             {DType::bfloat16, DType::bfloat16}, {DType::float16, DType::float16},
+                             {DType::float32, DType::bfloat16},  {DType::float64, DType::float32}};
+
+struct Heads {
+  std::int64_t batch, heads, qk_heads;
+  bool packed;
+};
+
+// The values of every factor. Two tables are drawn from it: a full one, and one small enough for sanitizers.
+struct Factors {
+  std::vector<std::int64_t> chunk_sizes, tokens, dqk, dhv;
+  std::vector<Heads> heads;
+};
+const Factors full{.chunk_sizes = {64, 0, 16, 100, 7, 256, 1, 2048},
+                   .tokens = {200, 65, 1000, 1, 64, 63, 2, 0},
+                   .dqk = {64, 3, 128, 24, 96, 8, 256, 1},
+                   .dhv = {96, 8, 256, 1, 128, 3, 64, 24},
+                   .heads = {{2, 2, 2, false}, {1, 4, 2, false}, {1, 3, 1, true}, {3, 2, 1, false}, {1, 2, 2, true}}};
+const Factors few{.chunk_sizes = {16, 0, 7, 1, 64},
+                  .tokens = {65, 40, 1, 2, 0},
+                  .dqk = {8, 3, 24, 1},
+                  .dhv = {24, 1, 8, 3},
+                  .heads = {{2, 2, 2, false}, {1, 4, 2, false}, {1, 3, 1, true}}};
+
+// Packed sequences of uneven lengths, among them an empty one and, where there is room, one of one token.
+std::vector<std::int64_t> boundaries(std::int64_t tokens) {
+  const std::int64_t third = tokens / 3;
+  return {0, third, third, std::min(third + 1, tokens), tokens};
+}
+
+enum Factor : std::size_t { regime, variant, dtype, formulation, chunk, tokens, dqk, dhv, heads, layout, state, grad,
+                            exact, cap, factors };
+
+std::vector<int> levels(const Factors& f) {
+  const auto size = [](const auto& x) { return static_cast<int>(std::size(x)); };
+  std::vector<int> count(factors, 2);
+  count[regime] = size(reference::all_regimes);
+  count[variant] = size(variants);
+  count[dtype] = size(dtypes);
+  count[formulation] = 3;
+  count[chunk] = size(f.chunk_sizes);
+  count[tokens] = size(f.tokens);
+  count[dqk] = size(f.dqk);
+  count[dhv] = size(f.dhv);
+  count[heads] = size(f.heads);
+  count[layout] = 3;
+  return count;
+}
+
+template <class Range>
+auto pick(const Range& values, int index) {
+  return *(std::begin(values) + index);
+}
+
+// Backward stores a state of dqk x dhv per chunk: rows that would take more than half a gigabyte are left out.
+bool affordable(const Factors& f, const Row& row) {
+  for (const Factor factor : {chunk, tokens, dqk, dhv, heads}) {
+    if (row[factor] == unset) return true;
+  }
+  const std::int64_t length = std::max<std::int64_t>(1, pick(f.chunk_sizes, row[chunk]));
+  const Heads h = pick(f.heads, row[heads]);
+  const std::int64_t states = h.batch * h.heads * (pick(f.tokens, row[tokens]) / length + 1);
+  return states * pick(f.dqk, row[dqk]) * pick(f.dhv, row[dhv]) * 8 <= 1 << 29;
+}
+
+Case make_case(const Factors& f, const Row& row) {
+  const Heads h = pick(f.heads, row[heads]);
+  const Variant v = variants[row[variant]];
+  const DTypes d = dtypes[row[dtype]];
+  Case c;
+  c.regime = reference::all_regimes[row[regime]];
+  c.shape = {.batch = h.batch,
+             .tokens = pick(f.tokens, row[tokens]),
+             .qk_heads = h.qk_heads,
+             .heads = h.heads,
+             .dqk = pick(f.dqk, row[dqk]),
+             .dhv = pick(f.dhv, row[dhv]),
+             .dtype = d.dtype,
+             .gate_dtype = d.gate_dtype};
+  if (h.packed) c.cu_seqlens = boundaries(c.shape.tokens);
+  c.options = {.gate = v.gate,
+               .normalizer = v.normalizer,
+               .exact_normalizer_grad = row[exact] == 1,
+               .chunk_size = pick(f.chunk_sizes, row[chunk]),
+               .formulation = static_cast<Formulation>(row[formulation])};
+  if (row[cap] == 1) c.options.soft_cap = 15;
+  c.layout = static_cast<Layout>(row[layout]);
+  c.initial_state = row[state] == 1;
+  c.last_state_grad = row[grad] == 1;
+  return c;
+}
+
+std::vector<Row> table(const Factors& f) {
+  return pairwise(levels(f), [&](const Row& row) { return affordable(f, row); });
+}
+
+std::vector<Case> cases(const Factors& f) {
+  std::vector<Case> all;
+  for (const Row& row : table(f)) all.push_back(make_case(f, row));
+  return all;
+}
+
+// Batch 1, 4 heads, T = 1024, 128 / 256: where the errors in docs/numerics.md are measured.
+std::vector<Case> documented_cases() {
+  std::vector<Case> all;
+  for (const Regime r : reference::all_regimes) {
+    for (const Variant& v : variants) {
+      for (const DType d : {DType::float32, DType::bfloat16}) {
+        Case c;
+        c.regime = r;
+        c.shape = {.tokens = 1024, .qk_heads = 4, .heads = 4, .dqk = 128, .dhv = 256, .dtype = d};
+        c.options = {.gate = v.gate, .normalizer = v.normalizer};
+        all.push_back(c);
+      }
+    }
+  }
+  return all;
+}
+
+std::string case_name(const ::testing::TestParamInfo<Case>& info) {
+  return std::to_string(info.index) + "_" + label(info.param);
+}
+
+class Accuracy : public ::testing::TestWithParam<Case> {};
+
+TEST_P(Accuracy, WithinBounds) {
+  const Case& description = GetParam();
+  const bool with_backward = description.options.formulation != Formulation::recurrent;
+  reference::Problem problem(description);
+  const reference::Judge judge(problem, with_backward);
+  forward(problem.forward());
+  EXPECT_TRUE(within_bounds(judge.forward_errors(), description));
+  if (!with_backward) return;
+  backward(problem.backward());
+  EXPECT_TRUE(within_bounds(judge.backward_errors(), description));
+}
+
+INSTANTIATE_TEST_SUITE_P(Pairs, Accuracy, ::testing::ValuesIn(cases(full)), case_name);
+INSTANTIATE_TEST_SUITE_P(Small, Accuracy, ::testing::ValuesIn(cases(few)), case_name);
+INSTANTIATE_TEST_SUITE_P(Documented, Accuracy, ::testing::ValuesIn(documented_cases()), case_name);
+
+TEST(AccuracySmall, EveryPairOfValuesMeets) {
+  for (const Factors* f : {&full, &few}) {
+    const std::vector<int> count = levels(*f);
+    const std::vector<Row> rows = table(*f);
+    std::set<std::tuple<std::size_t, int, std::size_t, int>> met;
+    std::size_t expected = 0;
+    for (std::size_t x = 0; x < factors; ++x) {
+      for (std::size_t y = x + 1; y < factors; ++y) {
+        expected += static_cast<std::size_t>(count[x]) * static_cast<std::size_t>(count[y]);
+        for (const Row& row : rows) met.insert({x, row[x], y, row[y]});
+      }
+    }
+    EXPECT_EQ(met.size(), expected);
+  }
+}
+
+}  // namespace
+}  // namespace tfla::test

@@ -1,0 +1,203 @@
+#!/usr/bin/env python3
+"""Tests of the program itself: help, version, exit codes, errors of one sentence, JSON. usage: cli_test.py PROGRAM"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+PROGRAM = Path(sys.argv.pop(1)).resolve() if len(sys.argv) > 1 else Path("build/release/tfla").resolve()
+SMALL = ("--tokens", "32,64", "--shape", "1,32,2,16,16", "--min-time", "0.001", "--threads", "1")
+
+
+def tfla(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(PROGRAM), *arguments], capture_output=True, text=True, timeout=300, check=False)
+
+
+class ProgramTest(unittest.TestCase):
+    def setUp(self) -> None:
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.directory = Path(directory.name)
+
+    def assert_done(self, *arguments: str) -> str:
+        done = tfla(*arguments)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def assert_refused(self, *arguments: str, names: str) -> None:
+        done = tfla(*arguments)
+        self.assertEqual(done.returncode, 2, (arguments, done.stdout, done.stderr))
+        self.assertEqual(done.stdout, "", arguments)
+        self.assertRegex(done.stderr, r"\Atfla: [^\n]+\n\Z", arguments)
+        self.assertIn(names, done.stderr, arguments)
+
+    def written_json(self, name: str) -> dict[str, object]:
+        content: dict[str, object] = json.loads((self.directory / name).read_text())
+        return content
+
+
+class Teaching(ProgramTest):
+    def test_version(self) -> None:
+        self.assertRegex(self.assert_done("--version"), r"\Atfla \d+\.\d+\.\d+\n\Z")
+
+    def test_help_has_examples(self) -> None:
+        for command in ((), ("check",), ("bench",), ("explain",)):
+            text = self.assert_done(*command, "--help")
+            examples = text[text.index("Examples:") :].count("  tfla ")
+            self.assertGreaterEqual(examples, 3, command)
+            self.assertLessEqual(examples, 5, command)
+
+    def test_help_names_the_commands(self) -> None:
+        text = self.assert_done("--help")
+        for command in ("check", "bench", "explain"):
+            self.assertIn(command, text)
+
+
+class Refusals(ProgramTest):
+    def test_command_line(self) -> None:
+        for arguments, names in (
+            ((), "check, bench, explain"),
+            (("dance",), "dance"),
+            (("--nonsense",), "--nonsense"),
+            (("check", "--nonsense"), "--nonsense"),
+            (("check", "extra"), "extra"),
+            (("check", "--dtype"), "--dtype"),
+            (("explain",), "--shape"),
+        ):
+            self.assert_refused(*arguments, names=names)
+
+    def test_values(self) -> None:
+        for arguments, names in (
+            (("check", "--threads", "two"), "--threads"),
+            (("check", "--threads", "-1"), "--threads"),
+            (("check", "--threads", "1.5"), "--threads"),
+            (("check", "--chunk", "-8"), "--chunk"),
+            (("check", "--chunk", "99999999999999999999"), "--chunk"),
+            (("check", "--seed", "x"), "--seed"),
+            (("check", "--dtype", "int8"), "float32, float64, bfloat16, float16"),
+            (("check", "--dtype", "int32"), "int32"),
+            (("check", "--device", "tpu"), "cpu, cuda"),
+            (("bench", "--op", "sideways"), "forward, training, step, all"),
+            (("bench", "--gate", "exp,relu"), "relu"),
+            (("bench", "--formulation", "chunky"), "chunkwise, parallel, recurrent"),
+            (("bench", "--op", "training", "--formulation", "recurrent"), "recurrent"),
+            (("bench", "--tokens", "512,,1024"), "--tokens"),
+            (("bench", "--tokens", "0"), "--tokens"),
+            (("bench", "--min-time", "0"), "--min-time"),
+            (("bench", "--min-time", "nan"), "--min-time"),
+            (("explain", "--shape", "1,2,3"), "B,T,H,dqk,dhv"),
+            (("explain", "--shape", "1,-2048,4,128,256"), "T of --shape"),
+            (("explain", "--shape", "1,2048,4,0,256"), "dqk of --shape"),
+            (("explain", "--shape", "1,2048,4,128,256", "--gate", "all"), "--gate"),
+        ):
+            self.assert_refused(*arguments, names=names)
+
+    def test_what_the_library_refuses(self) -> None:
+        self.assert_refused("explain", "--shape", "1,64,4,16,16", "--qk-heads", "3", names="3")
+        huge = str(2**62)
+        self.assert_refused("explain", "--shape", f"{huge},{huge},4,16,16", names=huge)
+        self.assert_refused("explain", "--shape", "1,64,4,16,16", "--op", "backward", "--formulation", "recurrent",
+                            names="recurrent")  # fmt: skip
+
+    def test_json_file_is_tried_before_the_work(self) -> None:
+        missing = str(self.directory / "missing" / "out.json")
+        for command in ("check", "bench"):
+            self.assert_refused(command, "--json", missing, names=missing)
+            self.assert_refused(command, "--json", str(self.directory), names=str(self.directory))
+
+    def test_full_disk_is_noticed(self) -> None:
+        if not os.path.exists("/dev/full"):
+            self.skipTest("there is no /dev/full here")
+        with open("/dev/full", "w") as full:
+            arguments = [str(PROGRAM), "explain", "--shape", "1,64,1,16,16"]
+            done = subprocess.run(arguments, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        self.assertEqual(done.returncode, 2)
+        self.assertRegex(done.stderr, r"\Atfla: [^\n]+\n\Z")
+
+
+class Explain(ProgramTest):
+    def test_page(self) -> None:
+        self.assertIn("scratch", self.assert_done("explain", "--shape", "1,2048,4,128,256"))
+
+    def test_json(self) -> None:
+        text = self.assert_done(
+            "explain", "--shape", "2,2048,4,128,256", "--op", "training", "--qk-heads", "2", "--json"
+        )
+        forward, backward = json.loads(text)
+        self.assertEqual([forward["operation"], backward["operation"]], ["forward", "backward"])
+        self.assertEqual([forward["batch"], forward["tokens"], forward["qk_heads"]], [2, 2048, 2])
+        self.assertGreater(backward["useful_flops"], forward["useful_flops"])
+
+    def test_empty_sequence(self) -> None:
+        self.assert_done("explain", "--shape", "1,0,4,16,16")
+
+
+class Check(ProgramTest):
+    def test_quick_passes(self) -> None:
+        path = self.directory / "check.json"
+        text = self.assert_done("check", "--quick", "--json", str(path))
+        self.assertNotIn("FAIL", text)
+        self.assertNotIn("\033", text)
+        report = self.written_json("check.json")
+        self.assertIs(report["ok"], True)
+        errors = report["errors"]
+        assert isinstance(errors, list)
+        self.assertEqual({row["variant"] for row in errors}, {"exp/max", "exp/none", "sig/none", "sig/max"})
+        self.assertEqual({row["formulation"] for row in errors}, {"chunkwise", "parallel", "recurrent"})
+        self.assertEqual({row["dtype"] for row in errors}, {"float32", "float64", "bfloat16", "float16"})
+        self.assertEqual(len({row["regime"] for row in errors}), 7)
+        self.assertLessEqual({"h", "C", "n", "dq", "dk", "dv", "di", "df"}, {row["tensor"] for row in errors})
+        for row in errors:
+            self.assertLessEqual(row["relative_error"], row["bound"], row)
+
+    def test_a_refused_run_leaves_no_file(self) -> None:
+        path = self.directory / "check.json"
+        self.assert_refused("check", "--device", "cuda", "--json", str(path), names="cuda")
+        self.assertFalse(path.exists())
+
+
+class Bench(ProgramTest):
+    def test_sequences(self) -> None:
+        path = self.directory / "bench.json"
+        text = self.assert_done("bench", "--op", "training", "--json", str(path), *SMALL)
+        self.assertIn("growth", text)
+        report = self.written_json("bench.json")
+        for key in ("tfla", "date", "cpu", "compiler", "threads"):
+            self.assertTrue(report[key], key)
+        rows = report["sequences"]
+        assert isinstance(rows, list)
+        self.assertEqual(len(rows), 8)  # two gates, chunkwise and parallel, two lengths
+        for row in rows:
+            self.assertGreater(row["seconds"]["median"], 0)
+            self.assertLessEqual(row["seconds"]["lower_quartile"], row["seconds"]["upper_quartile"])
+            self.assertLess(row["error_h"], 1e-5)
+            self.assertEqual([plan["operation"] for plan in row["plans"]], ["forward", "backward"])
+
+    def test_step_and_product(self) -> None:
+        path = self.directory / "bench.json"
+        self.assert_done("bench", "--op", "step", "--shape", "2,1,2,16,16", "--min-time", "0.001", "--threads", "1",
+                         "--gemm", "--json", str(path))  # fmt: skip
+        report = self.written_json("bench.json")
+        rows, product = report["steps"], report["product"]
+        assert isinstance(rows, list) and isinstance(product, dict)
+        self.assertEqual([row["gate"] for row in rows], ["exp", "sig"])
+        for row in rows:
+            self.assertGreater(row["state_bytes_per_second"], 0)
+            self.assertGreater(row["copy_bytes_per_second"], 0)
+        self.assertGreater(product["flops_per_second"], 0)
+
+    def test_progress_off_a_terminal_is_plain_lines(self) -> None:
+        done = tfla("bench", "--op", "forward", *SMALL)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertNotIn("\r", done.stderr)
+        self.assertRegex(done.stderr, r"\Atfla bench: 0 of \d+ done")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,131 @@
+// Gates at the ends of their range: plus and minus 1e4, full resets, closed inputs.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "reference/regimes.h"
+#include "reference/values.h"
+#include "support.h"
+
+namespace tfla::test {
+namespace {
+
+using reference::Case;
+using reference::gather;
+using reference::Problem;
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+struct Extreme {
+  const char* name;
+  std::vector<double> input, forget;  // the values from which gates are drawn
+};
+
+const Extreme extremes[] = {{"both_1e4", {1e4, -1e4, 0.5}, {1e4, -1e4, 0.5, 3}},
+                            {"input_1e4", {1e4, -1e4}, {2}},
+                            {"all_closed", {-1e4}, {-1e4}},
+                            {"all_open", {1e4}, {1e4}},
+                            {"forgets_all", {0.5, -2}, {-1e4, 3, 3, 3, 3}},
+                            {"full_reset", {0.5, -2}, {-infinity, 3, 3, 3, 3}},
+                            {"only_resets", {0.5, -2}, {-infinity}},
+                            {"never_forgets", {0.5, -2}, {infinity, 3}},
+                            {"no_input", {-infinity, 0.5}, {3, 1}}};
+
+void redraw(const TensorView& view, const std::vector<double>& values, std::uint64_t seed) {
+  Values gates = gather(view);
+  for (std::size_t index = 0; index < gates.size(); ++index) {
+    gates[index] = values[reference::mix(seed + index) % values.size()];
+  }
+  overwrite(view, gates);
+}
+
+class ExtremesSmall : public ::testing::TestWithParam<std::tuple<std::size_t, InputGate, Normalizer, DType>> {
+ protected:
+  [[nodiscard]] static const Extreme& extreme() { return extremes[std::get<0>(GetParam())]; }
+
+  [[nodiscard]] static Case description(std::int64_t chunk_size, Formulation formulation) {
+    const DType dtype = std::get<3>(GetParam());
+    Case c;
+    c.shape = {.batch = 2, .tokens = 90, .qk_heads = 1, .heads = 2, .dqk = 8, .dhv = 12, .dtype = dtype,
+               .gate_dtype = dtype == DType::float64 ? DType::float64 : DType::float32};
+    c.options = {.gate = std::get<1>(GetParam()),
+                 .normalizer = std::get<2>(GetParam()),
+                 .chunk_size = chunk_size,
+                 .formulation = formulation};
+    c.initial_state = c.last_state_grad = true;
+    return c;
+  }
+};
+
+TEST_P(ExtremesSmall, FiniteAndRight) {
+  for (const Formulation formulation : {Formulation::chunkwise, Formulation::parallel, Formulation::recurrent}) {
+    for (const std::int64_t chunk_size : {0, 1, 16}) {
+      const Case c = description(chunk_size, formulation);
+      Problem problem(c);
+      redraw(problem.forward().i, extreme().input, 1);
+      redraw(problem.forward().f, extreme().forget, 2);
+      const bool with_backward = formulation != Formulation::recurrent;
+      const reference::Judge judge(problem, with_backward);
+      forward(problem.forward());
+      std::vector<reference::TensorError> errors = judge.forward_errors();
+      // A float32 m of 1e4 is known to half a unit of its last place, and the scale of C and n with it: exp(m) is as
+      // uncertain relatively as m is absolutely.
+      if (c.shape.dtype != DType::float64) {
+        double largest = 1;
+        for (const double m : gather(problem.forward().last_state.m)) largest = std::max(largest, std::abs(m));
+        for (reference::TensorError& error : errors) {
+          if (error.tensor != "h") error.relative -= std::min(error.relative, largest * 0x1p-24);
+        }
+      }
+      EXPECT_TRUE(within_bounds(errors, c)) << label(c);
+      if (!with_backward) continue;
+      backward(problem.backward());
+      EXPECT_TRUE(within_bounds(judge.backward_errors(), c)) << label(c);
+    }
+  }
+}
+
+std::string extreme_name(const ::testing::TestParamInfo<ExtremesSmall::ParamType>& info) {
+  const auto& [which, gate, normalizer, dtype] = info.param;
+  return std::string(extremes[which].name) + (gate == InputGate::exponential ? "_exp" : "_sig") +
+         (normalizer == Normalizer::max ? "max_" : "none_") + name(dtype);
+}
+
+INSTANTIATE_TEST_SUITE_P(Gates, ExtremesSmall,
+                         ::testing::Combine(::testing::Range(std::size_t{0}, std::size(extremes)),
+                                            ::testing::Values(InputGate::exponential, InputGate::sigmoid),
+                                            ::testing::Values(Normalizer::max, Normalizer::none),
+                                            ::testing::Values(DType::float32, DType::float64, DType::bfloat16)),
+                         extreme_name);
+
+// A forget gate of minus infinity makes what follows a sequence of its own.
+TEST(ResetSmall, EqualsANewSequence) {
+  for (const InputGate gate : {InputGate::exponential, InputGate::sigmoid}) {
+    Case c;
+    c.shape = {.tokens = 60, .qk_heads = 2, .heads = 2, .dqk = 4, .dhv = 6, .dtype = DType::float64,
+               .gate_dtype = DType::float64};
+    // eps is added in the scale of m, which a new sequence starts at zero and a reset does not.
+    c.options = {.gate = gate, .normalizer = Normalizer::max, .eps = 0};
+    Problem whole(c);
+    Values f = gather(whole.forward().f);
+    for (const std::size_t head : {0U, 1U}) f[25 * 2 + head] = f[52 * 2 + head] = -infinity;
+    overwrite(whole.forward().f, f);
+    c.cu_seqlens = {0, 25, 52, 60};
+    Problem cut(c);
+    for (const std::size_t head : {0U, 1U}) f[25 * 2 + head] = f[52 * 2 + head] = -3;
+    overwrite(cut.forward().f, f);
+    Snapshot by_reset = run_both(whole), by_boundary = run_both(cut);
+    for (const char* tensor : {"h", "dq", "dk", "dv", "di"}) {
+      EXPECT_TRUE(close(by_reset.at(tensor), by_boundary.at(tensor), 1e-10)) << tensor;
+    }
+    EXPECT_EQ(by_reset.at("df")[25 * 2], 0);
+  }
+}
+
+}  // namespace
+}  // namespace tfla::test

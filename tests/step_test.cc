@@ -1,0 +1,275 @@
+// step: token by token or several at once it equals forward; states live in slots of a pool.
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <limits>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "reference/tensor.h"
+#include "reference/values.h"
+#include "support.h"
+
+namespace tfla::test {
+namespace {
+
+using reference::Case;
+using reference::gather;
+using reference::Layout;
+using reference::Problem;
+using reference::Tensor;
+
+struct StepCase {
+  InputGate gate;
+  Normalizer normalizer;
+  DType dtype, gate_dtype;
+  std::int64_t batch, tokens, qk_heads, heads, dqk, dhv;
+  Layout layout;
+};
+
+const StepCase small_cases[] = {
+    {InputGate::exponential, Normalizer::max, DType::float32, DType::float32, 3, 9, 2, 4, 8, 12, Layout::bthd},
+    {InputGate::exponential, Normalizer::none, DType::float64, DType::float64, 2, 7, 1, 1, 5, 3, Layout::bhtd},
+    {InputGate::sigmoid, Normalizer::none, DType::float32, DType::bfloat16, 2, 6, 1, 3, 1, 17, Layout::fused},
+    {InputGate::sigmoid, Normalizer::max, DType::float64, DType::float32, 1, 12, 2, 2, 33, 1, Layout::bthd},
+    {InputGate::exponential, Normalizer::max, DType::bfloat16, DType::float32, 4, 11, 1, 2, 24, 40, Layout::fused},
+    {InputGate::sigmoid, Normalizer::max, DType::float16, DType::float16, 2, 16, 2, 4, 16, 64, Layout::bhtd},
+    {InputGate::exponential, Normalizer::max, DType::float32, DType::float32, 1, 1, 1, 1, 1, 1, Layout::bthd}};
+const StepCase large_cases[] = {
+    {InputGate::exponential, Normalizer::max, DType::float32, DType::float32, 4, 20, 8, 8, 256, 512, Layout::bthd},
+    {InputGate::sigmoid, Normalizer::none, DType::bfloat16, DType::bfloat16, 2, 40, 2, 4, 128, 256, Layout::fused},
+    {InputGate::exponential, Normalizer::max, DType::float64, DType::float64, 2, 30, 1, 2, 100, 130, Layout::bhtd}};
+
+Case harness_case(const StepCase& s) {
+  Case c;
+  c.shape = {.batch = s.batch, .tokens = s.tokens, .qk_heads = s.qk_heads, .heads = s.heads, .dqk = s.dqk,
+             .dhv = s.dhv, .dtype = s.dtype, .gate_dtype = s.gate_dtype};
+  c.options = {.gate = s.gate, .normalizer = s.normalizer, .eps = 1e-3, .qk_scale = 0.3, .soft_cap = 15};
+  c.layout = s.layout;
+  c.initial_state = true;
+  return c;
+}
+
+MlstmStep step_args(const MlstmForward& f, const MutableMlstmState& state) {
+  return {.q = f.q, .k = f.k, .v = f.v, .i = f.i, .f = f.f, .h = f.h, .state = state, .options = f.options};
+}
+
+MlstmStep tokens_of(MlstmStep args, std::int64_t begin, std::int64_t count) {
+  for (TensorView* view : {&args.q, &args.k, &args.v, &args.i, &args.f}) *view = slice(*view, 1, begin, count);
+  args.h = slice(args.h, 1, begin, count);
+  return args;
+}
+
+// The state of a problem's outputs, set to its initial state.
+MutableMlstmState started_state(Problem& problem) {
+  const MlstmForward& f = problem.forward();
+  overwrite(f.last_state.C, gather(f.initial_state.C));
+  overwrite(f.last_state.n, gather(f.initial_state.n));
+  overwrite(f.last_state.m, gather(f.initial_state.m));
+  return f.last_state;
+}
+
+void expect_steps_equal_forward(const StepCase& s) {
+  const Case c = harness_case(s);
+  Problem problem(c);
+  const reference::Judge judge(problem, false);
+  forward(problem.forward());
+  const Snapshot expected = snapshot(problem.forward());
+  for (const std::int64_t at_once : {std::int64_t{1}, std::int64_t{2}, s.tokens}) {
+    problem.poison();
+    const MlstmStep all = step_args(problem.forward(), started_state(problem));
+    for (std::int64_t t = 0; t < s.tokens; t += at_once) step(tokens_of(all, t, std::min(at_once, s.tokens - t)));
+    EXPECT_TRUE(close(snapshot(problem.forward()), expected, c)) << label(c) << ", " << at_once << " at once";
+    EXPECT_TRUE(within_bounds(judge.forward_errors(), c)) << label(c) << ", " << at_once << " at once";
+  }
+}
+
+TEST(StepSmall, EqualsForward) {
+  for (const StepCase& s : small_cases) expect_steps_equal_forward(s);
+}
+
+TEST(Step, EqualsForward) {
+  for (const StepCase& s : large_cases) expect_steps_equal_forward(s);
+}
+
+TEST(StepSmall, NoTokensChangeNothing) {
+  StepCase s = small_cases[0];
+  s.tokens = 0;
+  Problem problem(harness_case(s));
+  const MlstmStep args = step_args(problem.forward(), started_state(problem));
+  const Snapshot before = snapshot(args);
+  step(args);
+  EXPECT_TRUE(same_bits(snapshot(args), before));
+}
+
+// A pool of 7 states with something in every slot; each entry of the batch in a slot of its own.
+struct Pool {
+  static constexpr std::int64_t size = 7;
+  Tensor C, n, m;
+
+  explicit Pool(const Case& c) {
+    const DType dtype = c.shape.dtype == DType::float64 ? DType::float64 : DType::float32;
+    C = Tensor(dtype, {size, c.shape.heads, c.shape.dqk, c.shape.dhv});
+    n = Tensor(dtype, {size, c.shape.heads, c.shape.dqk});
+    m = Tensor(dtype, {size, c.shape.heads});
+    for (const Tensor* tensor : {&C, &n, &m}) {
+      Values values(static_cast<std::size_t>(reference::element_count(tensor->view)));
+      for (std::size_t index = 0; index < values.size(); ++index) values[index] = 0.25 * static_cast<double>(index % 97);
+      reference::scatter(tensor->view, values);
+    }
+  }
+
+  [[nodiscard]] MutableMlstmState state() const { return {C.view, n.view, m.view}; }
+  [[nodiscard]] MutableMlstmState slot(std::int64_t index) const {
+    return {slice(C.view, 0, index, 1), slice(n.view, 0, index, 1), slice(m.view, 0, index, 1)};
+  }
+};
+
+Snapshot state_values(const MutableMlstmState& state) {
+  return {{"C", gather(state.C)}, {"n", gather(state.n)}, {"m", gather(state.m)}};
+}
+
+template <class Integer>
+void expect_slots_work(const StepCase& s, DType slot_dtype) {
+  const Case c = harness_case(s);
+  Problem problem(c);
+  const MlstmStep plain = step_args(problem.forward(), started_state(problem));
+  step(plain);
+  const Snapshot expected = snapshot(plain);
+
+  Pool pool(c);
+  const Integer slots[] = {5, 0, 3, 6};
+  std::vector<Snapshot> before;
+  for (std::int64_t index = 0; index < Pool::size; ++index) before.push_back(state_values(pool.slot(index)));
+  const MlstmState& initial = problem.forward().initial_state;
+  for (std::int64_t b = 0; b < s.batch; ++b) {
+    const MutableMlstmState at = pool.slot(slots[b]);
+    reference::scatter(at.C, gather(slice(initial.C, 0, b, 1)));
+    reference::scatter(at.n, gather(slice(initial.n, 0, b, 1)));
+    reference::scatter(at.m, gather(slice(initial.m, 0, b, 1)));
+  }
+  MlstmStep pooled = step_args(problem.forward(), pool.state());
+  pooled.slots = TensorView(slots, slot_dtype, {s.batch});
+  step(pooled);
+
+  EXPECT_TRUE(same_bits(gather(pooled.h), expected.at("h"))) << label(c);
+  const MutableMlstmState reached = plain.state;
+  for (std::int64_t index = 0; index < Pool::size; ++index) {
+    const auto used = std::find(slots, slots + s.batch, static_cast<Integer>(index));
+    const auto b = static_cast<std::int64_t>(used - slots);
+    const Snapshot want = b == s.batch ? before[static_cast<std::size_t>(index)]
+                                       : state_values({slice(reached.C, 0, b, 1), slice(reached.n, 0, b, 1),
+                                                       slice(reached.m, 0, b, 1)});
+    EXPECT_TRUE(same_bits(state_values(pool.slot(index)), want)) << label(c) << ", slot " << index;
+  }
+  for (const Tensor* tensor : {&pool.C, &pool.n, &pool.m}) EXPECT_TRUE(tensor->buffer->margins_intact());
+}
+
+TEST(StepSmall, SlotsPickStatesAndLeaveTheOthers) {
+  for (const StepCase& s : small_cases) {
+    expect_slots_work<std::int32_t>(s, DType::int32);
+    expect_slots_work<std::int64_t>(s, DType::int64);
+  }
+}
+
+TEST(StepSmall, StatesOfALargerPoolMayBeASlice) {
+  const StepCase& s = small_cases[0];
+  const Case c = harness_case(s);
+  Problem problem(c);
+  const MlstmStep plain = step_args(problem.forward(), started_state(problem));
+  step(plain);
+  const Snapshot expected = snapshot(plain);
+  const Pool pool(c);
+  const MutableMlstmState inner{slice(pool.C.view, 0, 2, s.batch), slice(pool.n.view, 0, 2, s.batch),
+                                slice(pool.m.view, 0, 2, s.batch)};
+  const MlstmState& initial = problem.forward().initial_state;
+  reference::scatter(inner.C, gather(initial.C));
+  reference::scatter(inner.n, gather(initial.n));
+  reference::scatter(inner.m, gather(initial.m));
+  const MlstmStep sliced = step_args(problem.forward(), inner);
+  step(sliced);
+  EXPECT_TRUE(same_bits(snapshot(sliced), expected));
+}
+
+void expect_same_for_all_threads(const StepCase& s) {
+  const Case c = harness_case(s);
+  Problem problem(c);
+  Snapshot expected;
+  for (const int threads : {1, 1, 2, 3, 5, 8}) {
+    problem.poison();
+    const MlstmStep args = step_args(problem.forward(), started_state(problem));
+    step(args, {.threads = threads});
+    if (expected.empty()) expected = snapshot(args);
+    EXPECT_TRUE(same_bits(snapshot(args), expected)) << label(c) << ", threads " << threads;
+  }
+}
+
+TEST(StepSmall, ThreadsDoNotMatter) {
+  for (const StepCase& s : small_cases) expect_same_for_all_threads(s);
+}
+
+TEST(Step, ThreadsDoNotMatter) {
+  for (const StepCase& s : large_cases) expect_same_for_all_threads(s);
+}
+
+TEST(StepSmall, DirtyScratchAndAReusedPlanDoNotMatter) {
+  for (const StepCase& s : small_cases) {
+    const Case c = harness_case(s);
+    Problem problem(c);
+    MlstmStep args = step_args(problem.forward(), started_state(problem));
+    step(args);
+    const Snapshot expected = snapshot(args);
+    const Plan chosen = plan(args);
+    const reference::Buffer scratch(static_cast<std::int64_t>(chosen.scratch_bytes));  // all NaN
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      args.state = started_state(problem);
+      step(args, chosen, std::span(scratch.data(), chosen.scratch_bytes));
+      EXPECT_TRUE(same_bits(snapshot(args), expected)) << label(c);
+      EXPECT_TRUE(scratch.margins_intact()) << label(c);
+    }
+  }
+}
+
+TEST(StepSmall, PoisonStaysInItsRowAndHead) {
+  const Case c = harness_case(small_cases[0]);
+  Problem problem(c);
+  MlstmStep args = step_args(problem.forward(), started_state(problem));
+  step(args);
+  const Snapshot clean = snapshot(args);
+  const MlstmForward& f = problem.forward();
+  constexpr std::int64_t row = 1, head = 2;  // the query/key head of value head 2 is 1, shared with head 3
+  const struct {
+    const char* name;
+    TensorView view;
+    int head_axis;
+    std::int64_t at_head, first_head, heads;
+  } rows[] = {{"q", f.q, 2, 1, 2, 2},    {"k", f.k, 2, 1, 2, 2},          {"v", f.v, 2, head, head, 1},
+              {"i", f.i, 2, head, head, 1}, {"f", f.f, 2, head, head, 1}, {"C", f.initial_state.C, 1, head, head, 1},
+              {"n", f.initial_state.n, 1, head, head, 1}};
+  for (const auto& hit : rows) {
+    const TensorView poisoned = slice(slice(hit.view, 0, row, 1), hit.head_axis, hit.at_head, 1);
+    const Values saved = gather(poisoned);
+    overwrite(poisoned, Values(saved.size(), std::numeric_limits<double>::quiet_NaN()));
+    args.state = started_state(problem);
+    step(args);
+    Snapshot hurt = snapshot(args), kept = clean;
+    EXPECT_FALSE(same_bits(hurt, clean)) << hit.name;
+    for (const auto& [name, view] : outputs(args)) {
+      const int axis = name == "h" ? 2 : 1;
+      for (std::int64_t index = 0; index < reference::element_count(view); ++index) {
+        std::int64_t inner = 1;
+        for (int later = axis + 1; later < view.rank; ++later) inner *= view.shape.at(static_cast<std::size_t>(later));
+        const std::int64_t per_row = reference::element_count(view) / view.shape[0];
+        const std::int64_t at = index / inner % view.shape.at(static_cast<std::size_t>(axis));
+        if (index / per_row != row || at < hit.first_head || at >= hit.first_head + hit.heads) continue;
+        hurt.at(name)[static_cast<std::size_t>(index)] = kept.at(name)[static_cast<std::size_t>(index)] = 0;
+      }
+    }
+    EXPECT_TRUE(same_bits(hurt, kept)) << hit.name;
+    overwrite(poisoned, saved);
+  }
+}
+
+}  // namespace
+}  // namespace tfla::test

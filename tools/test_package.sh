@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Installs a build into a temporary prefix, then builds and runs examples/consumer against it, once through
+# find_package and once through pkg-config.
+# usage: tools/test_package.sh BUILD_DIRECTORY [CXX]
+set -euo pipefail
+
+build=$1
+cxx=${2:-c++}
+consumer=$(cd "$(dirname "$0")/../examples/consumer" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+prefix=$work/prefix
+
+cmake --install "$build" --prefix "$prefix" >"$work/install.log"
+"$prefix/bin/tfla" --version
+
+echo "== find_package"
+cmake -S "$consumer" -B "$work/build" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_CXX_COMPILER="$cxx" >"$work/configure.log"
+cmake --build "$work/build" >"$work/build.log"
+"$work/build/consumer"
+
+echo "== pkg-config"
+PKG_CONFIG_PATH=$(dirname "$(find "$prefix" -name tfla.pc)")
+export PKG_CONFIG_PATH
+libdir=$(pkg-config --variable=libdir tfla)
+# shellcheck disable=SC2046  # the flags are words
+"$cxx" -std=c++20 "$consumer/main.cc" $(pkg-config --cflags --libs tfla) -o "$work/consumer"
+LD_LIBRARY_PATH=$libdir "$work/consumer"
