@@ -18,9 +18,10 @@ namespace {
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 std::int64_t round_up(std::int64_t a, std::int64_t multiple) { return ceil_div(a, multiple) * multiple; }
 
+// Of C; n is small beside it.
 double state_bytes(const Plan& plan) {
   const double item = plan.compute == DType::float64 ? 8 : 4;
-  return static_cast<double>(plan.shape.dqk) * (static_cast<double>(plan.shape.dhv) + 1) * item;
+  return static_cast<double>(plan.shape.dqk) * static_cast<double>(plan.shape.dhv) * item;
 }
 
 // Stored states may take this share of the memory of the call's own tensors.
@@ -28,12 +29,12 @@ constexpr double state_share = 0.20;
 
 // Tokens of a tile. Work inside the tile grows with it, 2 (dqk + dhv) operations per token and column; the passes over the
 // state, dqk dhv elements, are shared by its tokens. Their balance is a tile of sqrt(c dqk dhv / (dqk + dhv)).
-// c = 48 fits an EPYC 9004 core (docs/cpu.md); below 32 the products are too small for the matrix library.
+// c = 24 fits an EPYC 9004 core with AVX-512 and with AVX2 kernels (docs/cpu.md); below 32 the products are too small.
 std::int64_t choose_tile(const MlstmShape& shape) {
   const auto dqk = static_cast<double>(shape.dqk);
   const auto dhv = static_cast<double>(shape.dhv);
-  const double balance = std::sqrt(48.0 * dqk * dhv / (dqk + dhv));
-  return std::clamp<std::int64_t>(static_cast<std::int64_t>(balance / 16 + 0.5) * 16, 32, 192);
+  const double balance = std::sqrt(24.0 * dqk * dhv / (dqk + dhv));
+  return std::clamp<std::int64_t>(static_cast<std::int64_t>(balance / 16 + 0.5) * 16, 32, 128);
 }
 
 // Whether one thread works through a whole sequence with the state in its cache (fused), or spans of it go to
@@ -90,7 +91,7 @@ void choose_ranges(Plan& plan, const MlstmOptions& options) {
   }
   const bool chosen = options.chunk_size > 0;
   plan.chunk = chosen ? std::min(options.chunk_size, longest) : std::min(choose_tile(plan.shape), longest);
-  plan.tile = std::min(choose_tile(plan.shape), plan.chunk);
+  plan.tile = ceil_div(plan.chunk, ceil_div(plan.chunk, choose_tile(plan.shape)));  // even parts of the chunk
   plan.span = choose_span(plan);
   if (chosen || plan.operation != Operation::backward) return;
   plan.chunk = std::min(choose_backward_chunk(plan), longest);
@@ -104,7 +105,7 @@ std::int64_t choose_panel(const Plan& plan) {
   constexpr double cache = 256 * 1024;
   std::int64_t panel = shape.dhv;
   if (shape.longest > 1) {
-    const auto fitting = static_cast<std::int64_t>(cache / (state_bytes(plan) / static_cast<double>(shape.dhv + 1)));
+    const auto fitting = static_cast<std::int64_t>(cache / (state_bytes(plan) / static_cast<double>(shape.dhv)));
     panel = std::min(panel, std::max<std::int64_t>(fitting / 64 * 64, 64));
   }
   if (shape.sequences * shape.heads < 2 * plan.threads) panel = std::min<std::int64_t>(panel, 128);
@@ -120,7 +121,7 @@ void check_countable(const Plan& plan) {
                                                 static_cast<double>(shape.sequences) * static_cast<double>(shape.heads);
   const double per_thread = plan.chunk == 0 ? 4 : 4 + static_cast<double>(plan.span / plan.chunk + plan.chunk / plan.tile);
   const double dims = static_cast<double>(shape.dqk) + static_cast<double>(shape.dhv);
-  const double bytes = tokens * 128 + (2 * spans + plan.threads * per_thread) * 2 * state_bytes(plan) +
+  const double bytes = tokens * 128 + (2 * spans + plan.threads * per_thread) * 4 * state_bytes(plan) +
                        plan.threads * (static_cast<double>(plan.span) * 2 + tile * 16 + 64) * (dims + tile) * 8;
   if (bytes < 0x1p60) return;
   refuse(fmt::format("tfla: q has head dimension {} and v has {} over {} tokens; scratch for that does not fit in memory",

@@ -46,11 +46,12 @@ class SpanGradients {
     for (std::int64_t token = span_.begin; token < span_.end;) {
       const Tile tile{span_.sequence, head, token, tile_end(problem_.plan, token, span_.end)};
       const GateVectors<Real> gates = gates_at(head, token);
-      tile_denominators(problem_, tile, gates, state, worker_.tile);
+      const TileGradients<Real> work(problem_, tensors_.dh, tile, gates, worker_.tile);
+      work.denominators(state);
       const std::int64_t offset = head * problem_.tokens() + span_.sequence.packed + token;
       std::copy_n(worker_.tile.inverse, tile.size(), scratch_.inverse + offset);
       if (exact) {
-        tile_row_gradients(problem_, tensors_.dh, tile, gates, state, worker_.tile);
+        work.row_gradients(state);
         std::copy_n(worker_.tile.deta, tile.size(), scratch_.deta + offset);
       }
       if (tile.end < span_.end) advance(problem_, tile, gates, worker_.tile.operands, columns, state);
@@ -137,9 +138,15 @@ class SpanGradients {
       rebuild_inner_states(head, begin, end);
       for (std::int64_t tile_stop = end; tile_stop > begin;) {
         const Tile tile{span_.sequence, head, tile_begin(plan, tile_stop), tile_stop};
-        gradients_of_tile(tile, tile_state(begin, tile.begin), dstate, first_of_group);
-        const bool used = tile.begin > span_.begin || (tile.begin == 0 && wants_initial);
-        if (used) retreat_over(tile, dstate);
+        const GateVectors<Real> gates = gates_at(head, tile.begin);
+        const TileGradients<Real> work(problem_, tensors_.dh, tile, gates, worker_.tile);
+        const State<Real> state = tile_state(begin, tile.begin);
+        work.denominators(state);
+        work.row_gradients(state);
+        work.finish(state, dstate);
+        store(tile, work, first_of_group);
+        const bool dstate_is_used = tile.begin > span_.begin || (tile.begin == 0 && wants_initial);
+        if (dstate_is_used) work.retreat_state(dstate);
         tile_stop = tile.begin;
       }
       end = begin;
@@ -149,39 +156,23 @@ class SpanGradients {
     }
   }
 
-  void retreat_over(const Tile& tile, State<Real>& dstate) const {
-    const GradientBuffers<Real>& buffers = worker_.tile;
-    const GateVectors<Real> gates = gates_at(tile.head, tile.begin);
-    retreat<Real>(gates.qbar[tile.size() - 1], dense<const Real>(buffers.qb, tile.size(), dqk()),
-                  dense<const Real>(buffers.dht, tile.size(), problem_.plan.shape.dhv),
-                  problem_.settings.exact ? buffers.deta : nullptr, dstate);
-  }
-
-  void gradients_of_tile(const Tile& tile, const State<Real>& state, const State<Real>& dstate,
-                         bool first_of_group) const {
-    const GradientBuffers<Real>& buffers = worker_.tile;
-    const GateVectors<Real> gates = gates_at(tile.head, tile.begin);
-    tile_denominators(problem_, tile, gates, state, buffers);
-    tile_row_gradients(problem_, tensors_.dh, tile, gates, state, buffers);
-    tile_gradients(problem_, tile, gates, state, dstate, buffers);
-    store_tile<Real>(dense(buffers.dv, tile.size(), problem_.plan.shape.dhv), nullptr, tensors_.dv, tile, tile.head);
-    store_gate_gradients(problem_, tile.sequence, tile.head, tile.begin, tile.size(), buffers.dlogi, buffers.dlogf,
-                         tensors_.di, tensors_.df);
-    const Matrix<Real> dQ = dense(buffers.dq, tile.size(), dqk());
-    const Matrix<Real> dK = dense(buffers.dk, tile.size(), dqk());
+  void store(const Tile& tile, const TileGradients<Real>& work, bool first_of_group) const {
+    store_tile<Real>(work.dV, nullptr, tensors_.dv, tile, tile.head);
+    store_gate_gradients(problem_, tile.sequence, tile.head, tile.begin, tile.size(), worker_.tile.dlogi,
+                         worker_.tile.dlogf, tensors_.di, tensors_.df);
     if (problem_.group() == 1) {
-      store_tile<Real>(dQ, nullptr, tensors_.dq, tile, tile.head);
-      store_tile<Real>(dK, nullptr, tensors_.dk, tile, tile.head);
+      store_tile<Real>(work.dQ, nullptr, tensors_.dq, tile, tile.head);
+      store_tile<Real>(work.dK, nullptr, tensors_.dk, tile, tile.head);
       return;
     }
     const std::int64_t offset = (tile.begin - span_.begin) * dqk();
     const std::int64_t count = tile.size() * dqk();
     if (first_of_group) {
-      std::copy_n(dQ.data, count, worker_.dq_sum + offset);
-      std::copy_n(dK.data, count, worker_.dk_sum + offset);
+      std::copy_n(work.dQ.data, count, worker_.dq_sum + offset);
+      std::copy_n(work.dK.data, count, worker_.dk_sum + offset);
     } else {
-      simd::add(Real{1}, dQ.data, worker_.dq_sum + offset, count);
-      simd::add(Real{1}, dK.data, worker_.dk_sum + offset, count);
+      simd::add(Real{1}, work.dQ.data, worker_.dq_sum + offset, count);
+      simd::add(Real{1}, work.dK.data, worker_.dk_sum + offset, count);
     }
   }
 

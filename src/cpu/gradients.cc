@@ -6,52 +6,6 @@
 
 namespace tfla::cpu {
 
-namespace {
-
-// The matrices of a tile, by the letters of the spec.
-template <class Real>
-struct Operands {
-  Matrix<const Real> Q, K, V;
-  Matrix<Real> Qb, dHt, D, S, dS, dQ, dK, dV;
-
-  Operands(const Problem& problem, const Tile& tile, const GradientBuffers<Real>& buffers) {
-    const MlstmShape& shape = problem.plan.shape;
-    const std::int64_t rows = tile.size();
-    const std::int64_t qk_head = tile.head / problem.group();
-    Q = load_tile(problem.q, tile, qk_head, buffers.q, 0, shape.dqk);
-    K = load_tile(problem.k, tile, qk_head, buffers.operands.k, 0, shape.dqk);
-    V = load_tile(problem.v, tile, tile.head, buffers.operands.v, 0, shape.dhv);
-    Qb = dense(buffers.qb, rows, shape.dqk);
-    dHt = dense(buffers.dht, rows, shape.dhv);
-    D = dense(buffers.D, rows, rows);
-    S = dense(buffers.S, rows, rows);
-    dS = dense(buffers.dS, rows, rows);
-    dQ = dense(buffers.dq, rows, shape.dqk);
-    dK = dense(buffers.dk, rows, shape.dqk);
-    dV = dense(buffers.dv, rows, shape.dhv);
-  }
-};
-
-// deta_t = -sign(q.n) (dh.h) / den where |q.n| is the denominator. dh.h is summed from the parts of h:
-// sum_j S_tj dS_tj + Qb_t.(dHt C^T)_t, so h itself is not needed.
-template <class Real>
-void exact_rows(const GateVectors<Real>& gates, const State<Real>& state, const Operands<Real>& x,
-                const GradientBuffers<Real>& buffers) {
-  for (std::int64_t t = 0; t < x.S.rows; ++t) {
-    double dh_h = simd::dot(x.S.row(t), x.dS.row(t), t + 1);
-    if (!state.zero) dh_h += simd::dot(x.Qb.row(t), x.dQ.row(t), x.Qb.cols);
-    const Real qn = buffers.qn[t];
-    const bool active = std::abs(qn) > gates.floor[t];
-    const Real deta = active ? static_cast<Real>(std::copysign(1.0, -static_cast<double>(qn)) * dh_h) * buffers.inverse[t]
-                             : Real{0};
-    buffers.deta[t] = deta;
-    for (std::int64_t j = 0; j <= t; ++j) x.dS.row(t)[j] += deta;
-    if (!state.zero) simd::add(deta, state.n, x.dQ.row(t), x.dQ.cols);
-  }
-}
-
-}  // namespace
-
 template <class Real>
 void gate_score_gradients(Square square, const Matrix<Real>& D, const Matrix<Real>& S, const Matrix<Real>& dS, double* row,
                           double* column) {
@@ -100,69 +54,102 @@ GradientBuffers<Real>::GradientBuffers(Arena& arena, const Plan& plan) : operand
 }
 
 template <class Real>
-void tile_denominators(const Problem& problem, const Tile& tile, const GateVectors<Real>& gates, const State<Real>& state,
-                       const GradientBuffers<Real>& buffers) {
-  const Settings& settings = problem.settings;
-  const Operands<Real> x(problem, tile, buffers);
-  const auto scale = static_cast<Real>(settings.scale);
-  gate_matrix(gates, scale, x.D);
-  gated_scores<Real>(Square::diagonal, x.Q, x.K, x.D, x.S, buffers.qn);
-  scale_rows(scale, gates.qbar, x.Q, x.Qb);
-  for (std::int64_t t = 0; settings.normalized && !state.zero && t < tile.size(); ++t) {
-    buffers.qn[t] += static_cast<Real>(simd::dot(x.Qb.row(t), state.n, x.Qb.cols));
+void gradients_through_state(const Matrix<const Real>& K, const Matrix<const Real>& V, const Real* abar,
+                             const State<Real>& dstate, const Matrix<Real>& Kb, const Matrix<Real>& dK,
+                             const Matrix<Real>& dV, double* outflow) {
+  scale_rows<Real>(1, abar, K, Kb);
+  product(dK, V, Matrix<const Real>(dstate.C).t(), Real{0});
+  product(dV, Kb, dstate.C, Real{0});
+  for (std::int64_t t = 0; t < K.rows; ++t) {
+    simd::add(Real{1}, dstate.n, dK.row(t), K.cols);
+    outflow[t] = simd::dot(Kb.row(t), dK.row(t), K.cols);
+    simd::scale(abar[t], dK.row(t), dK.row(t), K.cols);
   }
-  inverse_denominators(settings, buffers.qn, gates.floor, buffers.inverse, tile.size());
 }
 
 template <class Real>
-void tile_row_gradients(const Problem& problem, const TensorView& dh, const Tile& tile, const GateVectors<Real>& gates,
-                        const State<Real>& state, const GradientBuffers<Real>& buffers) {
-  const Operands<Real> x(problem, tile, buffers);
-  const Matrix<const Real> dH = load_tile(dh, tile, tile.head, buffers.dh, 0, problem.plan.shape.dhv);
-  scale_rows<Real>(1, buffers.inverse, dH, x.dHt);
-  product(x.dS, x.dHt, x.V.t(), Real{0});
-  if (!state.zero) product(x.dQ, x.dHt, Matrix<const Real>(state.C).t(), Real{0});
-  if (problem.settings.exact) exact_rows(gates, state, x, buffers);
-}
-
-template <class Real>
-void tile_gradients(const Problem& problem, const Tile& tile, const GateVectors<Real>& gates, const State<Real>& state,
-                    const State<Real>& dstate, const GradientBuffers<Real>& buffers) {
-  const Operands<Real> x(problem, tile, buffers);
+TileGradients<Real>::TileGradients(const Problem& problem, const TensorView& dh, const Tile& tile,
+                                   const GateVectors<Real>& gates, const GradientBuffers<Real>& buffers)
+    : settings_(problem.settings),
+      gates_(gates),
+      buffers_(buffers),
+      scale_(static_cast<Real>(problem.settings.scale)) {
+  const MlstmShape& shape = problem.plan.shape;
   const std::int64_t rows = tile.size();
-  const auto scale = static_cast<Real>(problem.settings.scale);
+  const std::int64_t qk_head = tile.head / problem.group();
+  Q_ = load_tile(problem.q, tile, qk_head, buffers.q, 0, shape.dqk);
+  K_ = load_tile(problem.k, tile, qk_head, buffers.operands.k, 0, shape.dqk);
+  V_ = load_tile(problem.v, tile, tile.head, buffers.operands.v, 0, shape.dhv);
+  dH_ = load_tile(dh, tile, tile.head, buffers.dh, 0, shape.dhv);
+  Qb_ = dense(buffers.qb, rows, shape.dqk);
+  Kb_ = dense(buffers.operands.kb, rows, shape.dqk);
+  dHt_ = dense(buffers.dht, rows, shape.dhv);
+  D_ = dense(buffers.D, rows, rows);
+  S_ = dense(buffers.S, rows, rows);
+  dS_ = dense(buffers.dS, rows, rows);
+  dQ = dense(buffers.dq, rows, shape.dqk);
+  dK = dense(buffers.dk, rows, shape.dqk);
+  dV = dense(buffers.dv, rows, shape.dhv);
+}
 
-  std::fill_n(buffers.row, rows, 0.0);
-  std::fill_n(buffers.column, rows, 0.0);
-  gate_score_gradients(Square::diagonal, x.D, x.S, x.dS, buffers.row, buffers.column);
+template <class Real>
+void TileGradients<Real>::denominators(const State<Real>& state) const {
+  gate_matrix(gates_, scale_, D_);
+  gated_scores<Real>(Square::diagonal, Q_, K_, D_, S_, buffers_.qn);
+  scale_rows(scale_, gates_.qbar, Q_, Qb_);
+  for (std::int64_t t = 0; settings_.normalized && !state.zero && t < Q_.rows; ++t) {
+    buffers_.qn[t] += static_cast<Real>(simd::dot(Qb_.row(t), state.n, Q_.cols));
+  }
+  inverse_denominators(settings_, buffers_.qn, gates_.floor, buffers_.inverse, Q_.rows);
+}
 
-  std::fill_n(buffers.inflow, rows, 0.0);
+template <class Real>
+void TileGradients<Real>::row_gradients(const State<Real>& state) const {
+  scale_rows<Real>(1, buffers_.inverse, dH_, dHt_);
+  product(dS_, dHt_, V_.t(), Real{0});
+  if (!state.zero) product(dQ, dHt_, Matrix<const Real>(state.C).t(), Real{0});
+  if (settings_.exact) exact_rows(state);
+}
+
+// deta_t = -sign(q.n) (dh.h) / den where |q.n| is the denominator. dh.h is summed from the parts of h:
+// sum_j S_tj dS_tj + Qb_t.(dHt C^T)_t, so h itself is not needed.
+template <class Real>
+void TileGradients<Real>::exact_rows(const State<Real>& state) const {
+  for (std::int64_t t = 0; t < S_.rows; ++t) {
+    double dh_h = simd::dot(S_.row(t), dS_.row(t), t + 1);
+    if (!state.zero) dh_h += simd::dot(Qb_.row(t), dQ.row(t), Qb_.cols);
+    const Real qn = buffers_.qn[t];
+    const bool active = std::abs(qn) > gates_.floor[t];
+    const Real deta = active ? static_cast<Real>(qn > 0 ? -dh_h : dh_h) * buffers_.inverse[t] : Real{0};
+    buffers_.deta[t] = deta;
+    for (std::int64_t j = 0; j <= t; ++j) dS_.row(t)[j] += deta;
+    if (!state.zero) simd::add(deta, state.n, dQ.row(t), dQ.cols);
+  }
+}
+
+template <class Real>
+void TileGradients<Real>::finish(const State<Real>& state, const State<Real>& dstate) const {
+  const std::int64_t rows = Q_.rows;
+  for (double* sums : {buffers_.row, buffers_.column, buffers_.inflow, buffers_.outflow}) std::fill_n(sums, rows, 0.0);
+  gate_score_gradients(Square::diagonal, D_, S_, dS_, buffers_.row, buffers_.column);
   for (std::int64_t t = 0; !state.zero && t < rows; ++t) {
-    buffers.inflow[t] = simd::dot(x.Qb.row(t), x.dQ.row(t), x.dQ.cols);
-    simd::scale(scale * gates.qbar[t], x.dQ.row(t), x.dQ.row(t), x.dQ.cols);
+    buffers_.inflow[t] = simd::dot(Qb_.row(t), dQ.row(t), dQ.cols);
+    simd::scale(scale_ * gates_.qbar[t], dQ.row(t), dQ.row(t), dQ.cols);
   }
-  product(x.dQ, x.dS, x.K, state.zero ? Real{0} : Real{1});
-
-  std::fill_n(buffers.outflow, rows, 0.0);
+  product(dQ, dS_, K_, state.zero ? Real{0} : Real{1});
+  if (!dstate.zero) gradients_through_state(K_, V_, gates_.abar, dstate, Kb_, dK, dV, buffers_.outflow);
   const Real beta = dstate.zero ? Real{0} : Real{1};
-  if (!dstate.zero) {
-    const Matrix<Real> Kb = dense(buffers.operands.kb, rows, x.K.cols);
-    scale_rows<Real>(1, gates.abar, x.K, Kb);
-    product(x.dK, x.V, Matrix<const Real>(dstate.C).t(), Real{0});
-    product(x.dV, Kb, dstate.C, Real{0});
-    for (std::int64_t t = 0; t < rows; ++t) {
-      simd::add(Real{1}, dstate.n, x.dK.row(t), x.dK.cols);
-      buffers.outflow[t] = simd::dot(Kb.row(t), x.dK.row(t), x.dK.cols);
-      simd::scale(gates.abar[t], x.dK.row(t), x.dK.row(t), x.dK.cols);
-    }
-  }
-  product(x.dK, Matrix<const Real>(x.dS).t(), x.Q, beta);
-  product(x.dV, Matrix<const Real>(x.S).t(), x.dHt, beta);
-
+  product(dK, Matrix<const Real>(dS_).t(), Q_, beta);
+  product(dV, Matrix<const Real>(S_).t(), dHt_, beta);
   const double through =
-      state.zero || dstate.zero ? 0.0 : static_cast<double>(gates.qbar[rows - 1]) * inner_product(state, dstate);
-  gate_gradients({.row = buffers.row, .column = buffers.column, .inflow = buffers.inflow, .outflow = buffers.outflow},
-                 through, rows, buffers.dlogi, buffers.dlogf);
+      state.zero || dstate.zero ? 0.0 : static_cast<double>(gates_.qbar[rows - 1]) * inner_product(state, dstate);
+  gate_gradients({.row = buffers_.row, .column = buffers_.column, .inflow = buffers_.inflow, .outflow = buffers_.outflow},
+                 through, rows, buffers_.dlogi, buffers_.dlogf);
+}
+
+template <class Real>
+void TileGradients<Real>::retreat_state(State<Real>& dstate) const {
+  retreat<Real>(gates_.qbar[Q_.rows - 1], Qb_, dHt_, settings_.exact ? buffers_.deta : nullptr, dstate);
 }
 
 template <class Real>
@@ -182,12 +169,10 @@ void retreat(Real decay, const Matrix<const Real>& Qb, const Matrix<const Real>&
   template void gate_score_gradients(Square, const Matrix<Real>&, const Matrix<Real>&, const Matrix<Real>&, double*,   \
                                      double*);                                                                         \
   template double inner_product(const State<Real>&, const State<Real>&);                                               \
-  template void tile_denominators(const Problem&, const Tile&, const GateVectors<Real>&, const State<Real>&,            \
-                                  const GradientBuffers<Real>&);                                                       \
-  template void tile_row_gradients(const Problem&, const TensorView&, const Tile&, const GateVectors<Real>&,           \
-                                   const State<Real>&, const GradientBuffers<Real>&);                                  \
-  template void tile_gradients(const Problem&, const Tile&, const GateVectors<Real>&, const State<Real>&,              \
-                               const State<Real>&, const GradientBuffers<Real>&);                                      \
+  template void gradients_through_state(const Matrix<const Real>&, const Matrix<const Real>&, const Real*,             \
+                                        const State<Real>&, const Matrix<Real>&, const Matrix<Real>&,                  \
+                                        const Matrix<Real>&, double*);                                                 \
+  template class TileGradients<Real>;                                                                                  \
   template void retreat(Real, const Matrix<const Real>&, const Matrix<const Real>&, const Real*, State<Real>&)
 TFLA_INSTANTIATE(float);
 TFLA_INSTANTIATE(double);

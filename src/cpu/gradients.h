@@ -34,20 +34,6 @@ struct GradientBuffers {
   GradientBuffers(Arena& arena, const Plan& plan);
 };
 
-// The three parts of a tile's work, in this order. The first two are also what the reverse-time states need to know.
-//   tile_denominators  gated scores S, q.n and 1 / den; needs no more of the state than n
-//   tile_row_gradients dH / den, dS, dQ's part through C and, with the exact normalizer gradient, deta
-//   tile_gradients     dq, dk, dv, dlogi and dlogf
-template <class Real>
-void tile_denominators(const Problem& problem, const Tile& tile, const GateVectors<Real>& gates, const State<Real>& state,
-                       const GradientBuffers<Real>& buffers);
-template <class Real>
-void tile_row_gradients(const Problem& problem, const TensorView& dh, const Tile& tile, const GateVectors<Real>& gates,
-                        const State<Real>& state, const GradientBuffers<Real>& buffers);
-template <class Real>
-void tile_gradients(const Problem& problem, const Tile& tile, const GateVectors<Real>& gates, const State<Real>& state,
-                    const State<Real>& dstate, const GradientBuffers<Real>& buffers);
-
 // Sums over the products S_tj dS_tj, in double, and over what passes through the states: all that gate gradients need.
 struct GateSums {
   const double* row;      // over j
@@ -67,6 +53,43 @@ void gate_gradients(const GateSums& sums, double through, std::int64_t count, do
 // <C, dC> + <n, dn>
 template <class Real>
 [[nodiscard]] double inner_product(const State<Real>& state, const State<Real>& dstate);
+
+// The part of dK and dV that comes through the outgoing state: dK = abar (V dC^T + dn), dV = (abar K) dC, and its share
+// of the gate gradients. `Kb` is work space.
+template <class Real>
+void gradients_through_state(const Matrix<const Real>& K, const Matrix<const Real>& V, const Real* abar,
+                             const State<Real>& dstate, const Matrix<Real>& Kb, const Matrix<Real>& dK,
+                             const Matrix<Real>& dV, double* outflow);
+
+// One tile, its operands loaded. The three parts are called in this order; the first two are also what the reverse-time
+// states need to know of each row.
+template <class Real>
+class TileGradients {
+ public:
+  TileGradients(const Problem& problem, const TensorView& dh, const Tile& tile, const GateVectors<Real>& gates,
+                const GradientBuffers<Real>& buffers);
+
+  // Gated scores S, q.n and 1 / den. Needs no more of the state than n.
+  void denominators(const State<Real>& state) const;
+  // dH / den, dS, dQ's part through C and, with the exact normalizer gradient, deta.
+  void row_gradients(const State<Real>& state) const;
+  // dq, dk, dv, dlogi and dlogf of the buffers, from the gradient of the state at the end of the tile.
+  void finish(const State<Real>& state, const State<Real>& dstate) const;
+  // That gradient becomes the one at the beginning of the tile.
+  void retreat_state(State<Real>& dstate) const;
+
+  Matrix<Real> dQ, dK, dV;
+
+ private:
+  void exact_rows(const State<Real>& state) const;
+
+  const Settings& settings_;
+  const GateVectors<Real>& gates_;
+  const GradientBuffers<Real>& buffers_;
+  Real scale_;
+  Matrix<const Real> Q_, K_, V_, dH_;
+  Matrix<Real> Qb_, Kb_, dHt_, D_, S_, dS_;
+};
 
 // The gradient of the state at the end of a tile becomes the one at its beginning: dC = gbar dC + Qb^T (dH / den),
 // dn = gbar dn + Qb^T deta (null: zero). Qb: scale qbar Q.

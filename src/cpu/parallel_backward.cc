@@ -65,8 +65,8 @@ class ParallelGradients {
     inverse_denominators(settings, buffers_.qn, gates.floor + begin, inverse, rows.size());
     for (std::int64_t t = 0; t < rows.size(); ++t) {
       const bool active = settings.exact && std::abs(buffers_.qn[t]) > gates.floor[begin + t];
-      const double sign = std::copysign(1.0, -static_cast<double>(buffers_.qn[t]));
-      deta[t] = active ? static_cast<Real>(sign * buffers_.row[t]) * inverse[t] * inverse[t] : Real{0};
+      const double dh_h = buffers_.qn[t] > 0 ? -buffers_.row[t] : buffers_.row[t];
+      deta[t] = active ? static_cast<Real>(dh_h) * inverse[t] * inverse[t] : Real{0};
     }
   }
 
@@ -124,14 +124,7 @@ class ParallelGradients {
       std::fill_n(outflow, columns.size(), 0.0);
       if (!dstate.zero) {
         const Matrix<Real> Kb = dense(buffers_.operands.kb, columns.size(), shape_.dqk);
-        scale_rows<Real>(1, gates.abar + begin, keys(columns), Kb);
-        product(dK, V, Matrix<const Real>(dstate.C).t(), Real{0});
-        product(dV, Kb, dstate.C, Real{0});
-        for (std::int64_t t = 0; t < columns.size(); ++t) {
-          simd::add(Real{1}, dstate.n, dK.row(t), shape_.dqk);
-          outflow[t] = simd::dot(Kb.row(t), dK.row(t), shape_.dqk);
-          simd::scale(gates.abar[begin + t], dK.row(t), dK.row(t), shape_.dqk);
-        }
+        gradients_through_state(keys(columns), V, gates.abar + begin, dstate, Kb, dK, dV, outflow);
       }
       for (std::int64_t row = begin; row < sequence_.length; row += parallel_block) {
         const BlockPair pair{block(head, row), columns};
