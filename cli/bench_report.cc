@@ -1,6 +1,7 @@
 // The tables and the JSON of `tfla bench`.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <tuple>
 
@@ -134,6 +135,16 @@ std::string step_table(const BenchResult& result, bool color) {
   return table.text(color);
 }
 
+// Quiet machines repeat themselves within a few percent.
+bool disturbed(const BenchResult& result) {
+  constexpr double most_spread = 0.2;
+  const auto wide = [](const Timing& timing) { return timing.spread() > most_spread; };
+  return std::any_of(result.sequences.begin(), result.sequences.end(),
+                     [&](const auto& row) { return wide(row.timing); }) ||
+         std::any_of(result.steps.begin(), result.steps.end(),
+                     [&](const auto& row) { return wide(row.timing) || wide(row.copy); });
+}
+
 nlohmann::ordered_json row_json(const SequenceRow& row) {
   nlohmann::ordered_json plans = nlohmann::ordered_json::array();
   for (const Plan& plan : row.plans) plans.push_back(to_json(plan));
@@ -186,6 +197,9 @@ std::string to_text(const BenchResult& result, bool color) {
   if (result.products) {
     out += fmt::format("\nMatrix products of size {} in float32 by {}: {:.1f} GFLOP/s on all threads.\n",
                        result.products->size, result.products->blas, result.products->flops_per_second / 1e9);
+  }
+  if (disturbed(result)) {
+    out += "\nSome spreads are above 20 %: something else was running, and those times are longer than they need be.\n";
   }
   return out;
 }

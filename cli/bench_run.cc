@@ -137,6 +137,14 @@ StepRow time_step(const MlstmShape& shape, InputGate gate, const BenchOptions& o
   return row;
 }
 
+// The plan of a shape finds what cannot be computed (sizes that overflow, say) before tensors are made for it.
+void refuse_bad_shapes(const BenchOptions& options, const std::vector<MlstmShape>& sequences,
+                       const std::vector<MlstmShape>& steps) {
+  const MlstmOptions mlstm = mlstm_options(options, options.gates.front(), Formulation::chunkwise);
+  for (const MlstmShape& shape : sequences) (void)plan(Operation::backward, shape, mlstm, options.common.execution);
+  for (const MlstmShape& shape : steps) (void)plan(Operation::step, shape, mlstm, options.common.execution);
+}
+
 // Rows come out grouped by tensor; a reader wants them by what they compare.
 auto reading_order(const SequenceRow& row) {
   const MlstmShape& shape = row.plans.front().shape;
@@ -147,7 +155,7 @@ auto reading_order(const SequenceRow& row) {
 
 BenchResult run_bench(const BenchOptions& options) {
   const std::vector<Variant> variants = sequence_variants(options);
-  const std::vector<MlstmShape> shapes = sequence_shapes(options);
+  const std::vector<MlstmShape> shapes = variants.empty() ? std::vector<MlstmShape>() : sequence_shapes(options);
   const std::vector<MlstmShape> steps = options.step ? step_shapes(options) : std::vector<MlstmShape>();
   if (variants.empty() && steps.empty()) {
     throw UsageError("tfla: --formulation was 'recurrent'; training takes chunkwise or parallel");
@@ -155,6 +163,7 @@ BenchResult run_bench(const BenchOptions& options) {
   const std::size_t pieces =
       options.dtypes.size() * (shapes.size() * variants.size() + steps.size() * options.gates.size());
   Progress progress("tfla bench", static_cast<std::int64_t>(pieces + (options.gemm ? 1 : 0)));
+  refuse_bad_shapes(options, shapes, steps);
   BenchResult result;
   if (options.gemm) {
     progress.start("matrix product");
@@ -164,7 +173,6 @@ BenchResult run_bench(const BenchOptions& options) {
   std::map<std::tuple<DType, InputGate, Formulation>, double> errors;
   for (DType dtype : options.dtypes) {
     for (MlstmShape shape : shapes) {
-      if (variants.empty()) break;
       set_dtype(shape, dtype);
       const Workload workload(shape, options.training);
       for (const Variant& variant : variants) {

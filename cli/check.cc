@@ -191,7 +191,8 @@ std::string to_text(const std::vector<Row>& rows, bool color) {
 int check(CheckOptions options) {
   constexpr std::int64_t quick_tokens = 130;
   if (options.quick && !options.shape_given) set_tokens(options.shape, quick_tokens);
-  const int threads = resolved_threads(options.common.execution);
+  // The plan finds what cannot be computed, sizes that overflow, say, before tensors are made for it.
+  const int threads = plan(Operation::backward, options.shape, MlstmOptions{}, options.common.execution).threads;
   JsonFile file(options.json);
   const Checked checked = check_all(options);
   std::size_t broken = 0;

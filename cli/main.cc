@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <stdexcept>
 #include <string>
 
 #include "commands.h"
@@ -16,6 +17,8 @@ namespace tfla::cli {
 namespace {
 
 constexpr int usage_error = 2;
+constexpr const char* too_large =
+    "this machine has not enough memory for the request; try fewer tokens or a smaller batch";
 
 constexpr const char* examples =
     "Examples:\n"
@@ -76,7 +79,9 @@ int main(int argc, char** argv) {
   try {
     code = tfla::cli::run(argc, argv);
   } catch (const std::bad_alloc&) {
-    return tfla::cli::refuse("this machine has not enough memory for the request; try fewer tokens or a smaller batch");
+    return tfla::cli::refuse(tfla::cli::too_large);
+  } catch (const std::length_error&) {
+    return tfla::cli::refuse(tfla::cli::too_large);
   } catch (const std::exception& error) {
     return tfla::cli::refuse(error.what());
   }

@@ -12,7 +12,7 @@ namespace tfla::cli {
 namespace {
 
 constexpr std::chrono::seconds between_lines(10);
-constexpr std::int64_t bar_width = 30;
+constexpr std::int64_t bar_width = 20;
 
 std::size_t terminal_columns() {
   winsize size{};

@@ -30,6 +30,13 @@ class ProgramTest(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout
 
+    def assert_fails(self, *arguments: str, names: str) -> None:
+        """Refused after the work began, so there may be lines of progress before the sentence."""
+        done = tfla(*arguments)
+        self.assertEqual(done.returncode, 2, (arguments, done.stdout, done.stderr))
+        self.assertRegex(done.stderr.splitlines()[-1], r"\Atfla: [^\n]+\Z", arguments)
+        self.assertIn(names, done.stderr, arguments)
+
     def assert_refused(self, *arguments: str, names: str) -> None:
         done = tfla(*arguments)
         self.assertEqual(done.returncode, 2, (arguments, done.stdout, done.stderr))
@@ -100,7 +107,10 @@ class Refusals(ProgramTest):
 
     def test_what_the_library_refuses(self) -> None:
         self.assert_refused("explain", "--shape", "1,64,4,16,16", "--qk-heads", "3", names="3")
+        self.assert_refused("check", "--device", "cuda", names="CUDA")
         huge = str(2**62)
+        self.assert_refused("bench", "--shape", f"1,{huge},4,16,16", names=huge)
+        self.assert_refused("check", "--shape", f"1,{huge},4,16,16", names=huge)
         self.assert_refused("explain", "--shape", f"{huge},{huge},4,16,16", names=huge)
         self.assert_refused("explain", "--shape", "1,64,4,16,16", "--op", "backward", "--formulation", "recurrent",
                             names="recurrent")  # fmt: skip
@@ -156,10 +166,16 @@ class Check(ProgramTest):
         for row in errors:
             self.assertLessEqual(row["relative_error"], row["bound"], row)
 
-    def test_a_refused_run_leaves_no_file(self) -> None:
-        path = self.directory / "check.json"
-        self.assert_refused("check", "--device", "cuda", "--json", str(path), names="cuda")
-        self.assertFalse(path.exists())
+    def test_a_run_that_fails_leaves_no_file(self) -> None:
+        path = self.directory / "out.json"
+        more_than_an_address_space = ("--shape", f"1,{2**41},1,64,64")
+        for command in ("check", "bench"):
+            self.assert_fails(command, *more_than_an_address_space, "--json", str(path), names="memory")
+            self.assertFalse(path.exists())
+            path.write_text("kept")
+            self.assert_fails(command, *more_than_an_address_space, "--json", str(path), names="memory")
+            self.assertEqual(path.read_text(), "kept")
+            path.unlink()
 
 
 class Bench(ProgramTest):

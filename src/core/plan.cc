@@ -175,11 +175,11 @@ std::string kernels(const Plan& plan) {
     case Formulation::recurrent: return "step over every token";
     case Formulation::parallel:
       return plan.operation == Operation::forward ? "gates, squares of 64 x 64 tokens"
-                                                  : "gates, rows, row gradients, column gradients";
+                                                  : "gates, row gradients, column gradients";
     case Formulation::chunkwise: break;
   }
   if (plan.operation == Operation::forward) return plan.fused() ? "gates, states + outputs (fused)" : "gates, states, outputs";
-  return plan.fused() ? "gates, states, dstates + gradients (fused)" : "gates, states, rows, dstates, gradients";
+  return plan.fused() ? "gates, states, dstates + gradients (fused)" : "gates, states, dstates, gradients";
 }
 
 }  // namespace

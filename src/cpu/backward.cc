@@ -34,26 +34,17 @@ class SpanGradients {
     store_tile<Real>(dense(worker_.dk_sum, whole.size(), dqk()), nullptr, tensors_.dk, whole, qk_head);
   }
 
-  // 1 / den, and deta with the exact gradient, of every row of the span: what reverse-time states read.
+  // deta of every row of the span, which reverse-time states read when the normalizer gradient is exact.
   void rows(std::int64_t head) const {
-    const bool exact = problem_.settings.exact;
-    const MlstmShape& shape = problem_.plan.shape;
-    const Columns columns = exact ? all_columns(shape) : Columns{0, 0};  // q.n needs no C
-    State<Real> state = state_in(worker_.stored, shape, columns);
-    State<Real> start = state_at_span(problem_, span_, head, scratch_.span_states);
-    if (!exact) start.C.cols = 0;
-    copy_state(start, state);
+    const Columns columns = all_columns(problem_.plan.shape);
+    State<Real> state = state_in(worker_.stored, problem_.plan.shape, columns);
+    copy_state(state_at_span(problem_, span_, head, scratch_.span_states), state);
     for (std::int64_t token = span_.begin; token < span_.end;) {
       const Tile tile{span_.sequence, head, token, tile_end(problem_.plan, token, span_.end)};
       const GateVectors<Real> gates = gates_at(head, token);
-      const TileGradients<Real> work(problem_, tensors_.dh, tile, gates, worker_.tile);
-      work.denominators(state);
+      TileGradients<Real>(problem_, tensors_.dh, tile, gates, worker_.tile).row_gradients(state);
       const std::int64_t offset = head * problem_.tokens() + span_.sequence.packed + token;
-      std::copy_n(worker_.tile.inverse, tile.size(), scratch_.inverse + offset);
-      if (exact) {
-        work.row_gradients(state);
-        std::copy_n(worker_.tile.deta, tile.size(), scratch_.deta + offset);
-      }
+      std::copy_n(worker_.tile.deta, tile.size(), scratch_.deta + offset);
       if (tile.end < span_.end) advance(problem_, tile, gates, worker_.tile.operands, columns, state);
       token = tile.end;
     }
@@ -141,7 +132,6 @@ class SpanGradients {
         const GateVectors<Real> gates = gates_at(head, tile.begin);
         const TileGradients<Real> work(problem_, tensors_.dh, tile, gates, worker_.tile);
         const State<Real> state = tile_state(begin, tile.begin);
-        work.denominators(state);
         work.row_gradients(state);
         work.finish(state, dstate);
         store(tile, work, first_of_group);
@@ -209,7 +199,7 @@ void dstates_at_spans(const Problem& problem, const BackwardTensors& tensors, co
       const Matrix<Real> Qb = dense(buffers.qb, tile.size(), plan.shape.dqk);
       const Matrix<Real> dHt = dense(buffers.dht, tile.size(), columns.width);
       scale_rows(static_cast<Real>(problem.settings.scale), gates.qbar, Q, Qb);
-      scale_rows<Real>(1, scratch.inverse + offset, dH, dHt);
+      scale_rows<Real>(1, gates.inverse, dH, dHt);
       retreat<Real>(gates.qbar[tile.size() - 1], Qb, dHt, problem.settings.exact ? scratch.deta + offset : nullptr, dstate);
       end = tile.begin;
     }
@@ -222,6 +212,7 @@ void dstates_at_spans(const Problem& problem, const BackwardTensors& tensors, co
 template <class Real>
 BackwardScratch<Real>::Worker::Worker(Arena& arena, const Plan& plan) : tile(arena, plan) {
   const std::int64_t state = state_size(plan.shape);
+  norm = NormBuffers<Real>(arena, plan);
   stored = arena.take<Real>(chunks_of_span(plan) * state);
   inner = arena.take<Real>((tiles_of_chunk(plan) - 1) * state);
   dstate = arena.take<Real>(state);
@@ -238,7 +229,6 @@ BackwardScratch<Real>::BackwardScratch(Arena& arena, const Plan& plan) : gates(a
     const std::int64_t tokens = plan.shape.batch * plan.shape.tokens * plan.shape.heads;
     span_states = arena.take<Real>(states);
     span_dstates = arena.take<Real>(states);
-    inverse = arena.take<Real>(tokens);
     deta = arena.take<Real>(tokens);
   }
   Arena one;
@@ -268,8 +258,10 @@ void run_backward(const Problem& problem, const BackwardTensors& tensors, const 
     });
   };
 
-  parallel_for(sequences * heads, plan.threads, [&](std::int64_t unit, int) {
-    gates(problem, scratch.gates, problem.sequence(unit / heads), unit % heads);
+  parallel_for(sequences * heads, plan.threads, [&](std::int64_t unit, int index) {
+    const Sequence sequence = problem.sequence(unit / heads);
+    gates(problem, scratch.gates, sequence, unit % heads);
+    denominators(problem, scratch.gates, sequence, unit % heads, scratch.worker(plan, index).norm);
   });
   if (!plan.fused()) {
     const std::int64_t count = panels(plan);
@@ -282,7 +274,9 @@ void run_backward(const Problem& problem, const BackwardTensors& tensors, const 
     for_panels([&](const Sequence& sequence, std::int64_t head, Columns columns, const GradientBuffers<Real>& buffers) {
       states_at_spans(problem, scratch.gates, sequence, head, columns, buffers.operands, scratch.span_states);
     });
-    for_spans(heads, [](const SpanGradients<Real>& span, std::int64_t head) { span.rows(head); });
+    if (problem.settings.exact) {
+      for_spans(heads, [](const SpanGradients<Real>& span, std::int64_t head) { span.rows(head); });
+    }
     for_panels([&](const Sequence& sequence, std::int64_t head, Columns columns, const GradientBuffers<Real>& buffers) {
       dstates_at_spans(problem, tensors, scratch, buffers, sequence, head, columns);
     });

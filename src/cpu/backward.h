@@ -1,6 +1,7 @@
 // The chunkwise backward pass: states forward, gradients in reverse, over spans.
 #pragma once
 
+#include "cpu/denominators.h"
 #include "cpu/gradients.h"
 
 namespace tfla::cpu {
@@ -20,6 +21,7 @@ template <class Real>
 struct BackwardScratch {
   struct Worker {
     GradientBuffers<Real> tile;
+    NormBuffers<Real> norm;
     Real* stored = nullptr;  // states at the chunk starts of a span
     Real* inner = nullptr;   // states at the tile starts of a chunk, but its first
     Real* dstate = nullptr;
@@ -33,8 +35,7 @@ struct BackwardScratch {
   // Only when spans are shorter than sequences:
   Real* span_states = nullptr;   // at the beginning of each span, per head
   Real* span_dstates = nullptr;  // at the end of each span, per head
-  Real* inverse = nullptr;       // [H,tokens] 1 / den
-  Real* deta = nullptr;          // [H,tokens]
+  Real* deta = nullptr;          // [H,tokens] with the exact normalizer gradient
   Real* workers = nullptr;
   std::int64_t worker_size = 0;
 

@@ -80,7 +80,8 @@ GateVectors<Real>::GateVectors(Arena& arena, const Plan& plan) {
   minus_m = arena.take<double>(count);
   qbar = arena.take<Real>(count);
   abar = arena.take<Real>(count);
-  floor = arena.take<Real>(count);
+  inverse = arena.take<Real>(count);
+  slope = arena.take<Real>(count);
   m_last = arena.take<double>(plan.shape.sequences * plan.shape.heads);
 }
 
@@ -94,9 +95,15 @@ GateVectors<Real> GateVectors<Real>::at(const Problem& problem, const Sequence& 
   view.minus_m += offset;
   view.qbar += offset;
   view.abar += offset;
-  view.floor += offset;
+  view.inverse += offset;
+  view.slope += offset;
   view.m_last += sequence.index * problem.heads() + head;
   return view;
+}
+
+double initial_max(const Problem& problem, const Sequence& sequence, std::int64_t head) {
+  const TensorView& m = problem.initial_state.m;
+  return m.given() ? read_gate(m, sequence.index * m.strides[0] + head * m.strides[1]) : 0.0;
 }
 
 void log_gates(const Problem& problem, const Sequence& sequence, std::int64_t head, double* log_f, double* log_i) {
@@ -122,11 +129,7 @@ void gates(const Problem& problem, const GateVectors<Real>& vectors, const Seque
   const std::int64_t length = sequence.length;
   log_gates(problem, sequence, head, out.u, out.c);
 
-  double m = 0;
-  if (problem.has_initial_state()) {
-    const TensorView& start = problem.initial_state.m;
-    m = read_gate(start, sequence.index * start.strides[0] + head * start.strides[1]);
-  }
+  double m = initial_max(problem, sequence, head);
   for (std::int64_t begin = 0; begin < length;) {
     const std::int64_t end = tile_end(problem.plan, begin, length);
     scan_tile<Real>(settings.exponential, m, out.u + begin, out.c + begin, out.minus_m + begin, end - begin);
@@ -135,7 +138,6 @@ void gates(const Problem& problem, const GateVectors<Real>& vectors, const Seque
     m = -out.minus_m[end - 1];
     begin = end;
   }
-  if (settings.normalized) simd::exp_shifted(Real{1}, 0.0, out.minus_m, out.floor, length);
   *out.m_last = m;
 }
 

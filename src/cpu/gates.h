@@ -19,7 +19,8 @@ struct GateVectors {
   double* minus_m = nullptr;
   Real* qbar = nullptr;
   Real* abar = nullptr;
-  Real* floor = nullptr;  // exp(-m), the least denominator; only with a normalizer
+  Real* inverse = nullptr;   // 1 / den of row t (denominators.h)
+  Real* slope = nullptr;     // derivative of den by q.n, times -1 / den; for the exact normalizer gradient
   double* m_last = nullptr;  // [N,H]
 
   GateVectors() = default;
@@ -29,6 +30,9 @@ struct GateVectors {
   [[nodiscard]] GateVectors at(const Problem& problem, const Sequence& sequence, std::int64_t head,
                                std::int64_t begin = 0) const;
 };
+
+// m of the initial state; 0 without one.
+[[nodiscard]] double initial_max(const Problem& problem, const Sequence& sequence, std::int64_t head);
 
 // log f and log i of every token of one (sequence, head).
 void log_gates(const Problem& problem, const Sequence& sequence, std::int64_t head, double* log_f, double* log_i);

@@ -1,6 +1,6 @@
 #include "cpu/gradients.h"
 
-#include <cmath>
+#include <algorithm>
 
 #include "cpu/simd.h"
 
@@ -49,7 +49,7 @@ GradientBuffers<Real>::GradientBuffers(Arena& arena, const Plan& plan) : operand
   for (Real** keys : {&q, &qb, &dq, &dk}) *keys = arena.take<Real>(tile * plan.shape.dqk);
   for (Real** values : {&dh, &dht, &dv}) *values = arena.take<Real>(tile * plan.shape.dhv);
   for (Real** square : {&D, &S, &dS}) *square = arena.take<Real>(tile * tile);
-  for (Real** vector : {&qn, &inverse, &deta}) *vector = arena.take<Real>(tile);
+  deta = arena.take<Real>(tile);
   for (double** vector : {&row, &column, &inflow, &outflow, &dlogi, &dlogf}) *vector = arena.take<double>(tile);
 }
 
@@ -93,34 +93,23 @@ TileGradients<Real>::TileGradients(const Problem& problem, const TensorView& dh,
 }
 
 template <class Real>
-void TileGradients<Real>::denominators(const State<Real>& state) const {
-  gate_matrix(gates_, scale_, D_);
-  gated_scores<Real>(Square::diagonal, Q_, K_, D_, S_, buffers_.qn);
-  scale_rows(scale_, gates_.qbar, Q_, Qb_);
-  for (std::int64_t t = 0; settings_.normalized && !state.zero && t < Q_.rows; ++t) {
-    buffers_.qn[t] += static_cast<Real>(simd::dot(Qb_.row(t), state.n, Q_.cols));
-  }
-  inverse_denominators(settings_, buffers_.qn, gates_.floor, buffers_.inverse, Q_.rows);
-}
-
-template <class Real>
 void TileGradients<Real>::row_gradients(const State<Real>& state) const {
-  scale_rows<Real>(1, buffers_.inverse, dH_, dHt_);
+  gate_matrix(gates_, scale_, D_);
+  gated_scores<Real>(Square::diagonal, Q_, K_, D_, S_);
+  scale_rows(scale_, gates_.qbar, Q_, Qb_);
+  scale_rows<Real>(1, gates_.inverse, dH_, dHt_);
   product(dS_, dHt_, V_.t(), Real{0});
   if (!state.zero) product(dQ, dHt_, Matrix<const Real>(state.C).t(), Real{0});
   if (settings_.exact) exact_rows(state);
 }
 
-// deta_t = -sign(q.n) (dh.h) / den where |q.n| is the denominator. dh.h is summed from the parts of h:
-// sum_j S_tj dS_tj + Qb_t.(dHt C^T)_t, so h itself is not needed.
+// deta_t = slope_t (dh.h). dh.h is summed from the parts of h: sum_j S_tj dS_tj + Qb_t.(dHt C^T)_t, so h itself is not needed.
 template <class Real>
 void TileGradients<Real>::exact_rows(const State<Real>& state) const {
   for (std::int64_t t = 0; t < S_.rows; ++t) {
     double dh_h = simd::dot(S_.row(t), dS_.row(t), t + 1);
     if (!state.zero) dh_h += simd::dot(Qb_.row(t), dQ.row(t), Qb_.cols);
-    const Real qn = buffers_.qn[t];
-    const bool active = std::abs(qn) > gates_.floor[t];
-    const Real deta = active ? static_cast<Real>(qn > 0 ? -dh_h : dh_h) * buffers_.inverse[t] : Real{0};
+    const Real deta = gates_.slope[t] * static_cast<Real>(dh_h);
     buffers_.deta[t] = deta;
     for (std::int64_t j = 0; j <= t; ++j) dS_.row(t)[j] += deta;
     if (!state.zero) simd::add(deta, state.n, dQ.row(t), dQ.cols);

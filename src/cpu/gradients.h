@@ -20,8 +20,6 @@ struct GradientBuffers {
   Real* dq = nullptr;           // [tile,dqk]
   Real* dk = nullptr;           // [tile,dqk]
   Real* dv = nullptr;           // [tile,dhv]
-  Real* qn = nullptr;           // [tile] q.n
-  Real* inverse = nullptr;      // [tile] 1 / den
   Real* deta = nullptr;         // [tile] gradient of q.n; only with the exact normalizer gradient
   double* row = nullptr;        // [tile] sums over j of S_tj dS_tj, and of the state's part
   double* column = nullptr;     // [tile] sums over t of S_tj dS_tj
@@ -61,17 +59,15 @@ void gradients_through_state(const Matrix<const Real>& K, const Matrix<const Rea
                              const State<Real>& dstate, const Matrix<Real>& Kb, const Matrix<Real>& dK,
                              const Matrix<Real>& dV, double* outflow);
 
-// One tile, its operands loaded. The three parts are called in this order; the first two are also what the reverse-time
-// states need to know of each row.
+// One tile, its operands loaded. The parts are called in this order; the first is also what the reverse-time states need
+// to know of each row when the normalizer gradient is exact.
 template <class Real>
 class TileGradients {
  public:
   TileGradients(const Problem& problem, const TensorView& dh, const Tile& tile, const GateVectors<Real>& gates,
                 const GradientBuffers<Real>& buffers);
 
-  // Gated scores S, q.n and 1 / den. Needs no more of the state than n.
-  void denominators(const State<Real>& state) const;
-  // dH / den, dS, dQ's part through C and, with the exact normalizer gradient, deta.
+  // S, dH / den, dS, dQ's part through C and, with the exact normalizer gradient, deta.
   void row_gradients(const State<Real>& state) const;
   // dq, dk, dv, dlogi and dlogf of the buffers, from the gradient of the state at the end of the tile.
   void finish(const State<Real>& state, const State<Real>& dstate) const;

@@ -1,6 +1,5 @@
 #include "cpu/outputs.h"
 
-#include "cpu/simd.h"
 #include "cpu/threads.h"
 
 namespace tfla::cpu {
@@ -12,10 +11,9 @@ template <class Real>
 void tile_outputs(const Problem& problem, const Tile& tile, const GateVectors<Real>& gates, const State<Real>& state,
                   const typename ForwardScratch<Real>::Worker& worker, const MutableTensorView& h) {
   const MlstmShape& shape = problem.plan.shape;
-  const Settings& settings = problem.settings;
   const std::int64_t rows = tile.size();
   const std::int64_t qk_head = tile.head / problem.group();
-  const auto scale = static_cast<Real>(settings.scale);
+  const auto scale = static_cast<Real>(problem.settings.scale);
   const Matrix<const Real> Q = load_tile(problem.q, tile, qk_head, worker.q, 0, shape.dqk);
   const Matrix<const Real> K = load_tile(problem.k, tile, qk_head, worker.operands.k, 0, shape.dqk);
   const Matrix<const Real> V = load_tile(problem.v, tile, tile.head, worker.operands.v, 0, shape.dhv);
@@ -23,21 +21,15 @@ void tile_outputs(const Problem& problem, const Tile& tile, const GateVectors<Re
   const Matrix<Real> D = dense(worker.D, rows, rows);
   const Matrix<Real> S = dense(worker.S, rows, rows);
   const Matrix<Real> H = dense(worker.h, rows, shape.dhv);
-  Real* qn = worker.rows;
-  Real* inverse = worker.rows + problem.plan.tile;
 
   gate_matrix(gates, scale, D);
-  gated_scores<Real>(Square::diagonal, Q, K, D, S, qn);
+  gated_scores<Real>(Square::diagonal, Q, K, D, S);
   if (!state.zero) {
     scale_rows(scale, gates.qbar, Q, Qb);
     product(H, Qb, state.C, Real{0});
-    for (std::int64_t t = 0; settings.normalized && t < rows; ++t) {
-      qn[t] += static_cast<Real>(simd::dot(Qb.row(t), state.n, shape.dqk));
-    }
   }
   product(H, S, V, state.zero ? Real{0} : Real{1});
-  inverse_denominators(settings, qn, gates.floor, inverse, rows);
-  store_tile(H, inverse, h, tile, tile.head);
+  store_tile<Real>(H, gates.inverse, h, tile, tile.head);
 }
 
 template <class Real>
@@ -74,7 +66,7 @@ ForwardScratch<Real>::Worker::Worker(Arena& arena, const Plan& plan) : operands(
   D = arena.take<Real>(plan.tile * plan.tile);
   S = arena.take<Real>(plan.tile * plan.tile);
   h = arena.take<Real>(plan.tile * plan.shape.dhv);
-  rows = arena.take<Real>(2 * plan.tile);
+  norm = NormBuffers<Real>(arena, plan);
 }
 
 template <class Real>
@@ -107,8 +99,10 @@ template <class Real>
 void run_forward(const Problem& problem, const ForwardOutputs& outputs, const ForwardScratch<Real>& scratch) {
   const Plan& plan = problem.plan;
   const std::int64_t heads = problem.heads();
-  parallel_for(plan.shape.sequences * heads, plan.threads, [&](std::int64_t unit, int) {
-    gates(problem, scratch.gates, problem.sequence(unit / heads), unit % heads);
+  parallel_for(plan.shape.sequences * heads, plan.threads, [&](std::int64_t unit, int index) {
+    const Sequence sequence = problem.sequence(unit / heads);
+    gates(problem, scratch.gates, sequence, unit % heads);
+    denominators(problem, scratch.gates, sequence, unit % heads, scratch.worker(plan, index).norm);
   });
   if (!plan.fused()) {
     const std::int64_t count = panels(plan);

@@ -1,6 +1,7 @@
 // Stage `outputs`, fused with `states`: the state stays with the thread that needs it next.
 #pragma once
 
+#include "cpu/denominators.h"
 #include "cpu/states.h"
 
 namespace tfla::cpu {
@@ -21,7 +22,7 @@ struct ForwardScratch {
     Real* D = nullptr;      // [tile,tile] gate matrix
     Real* S = nullptr;      // [tile,tile] gated scores
     Real* h = nullptr;      // [tile,dhv] numerator
-    Real* rows = nullptr;   // [2,tile] q.n and 1 / den
+    NormBuffers<Real> norm;
 
     Worker(Arena& arena, const Plan& plan);
   };

@@ -24,15 +24,12 @@ template <class Real>
 void block_outputs(const Problem& problem, const Tile& rows, const ParallelScratch<Real>& scratch,
                    const Worker<Real>& worker, const MutableTensorView& h) {
   const MlstmShape& shape = problem.plan.shape;
-  const Settings& settings = problem.settings;
   const GradientBuffers<Real>& buffers = worker.block;
   const std::int64_t qk_head = rows.head / problem.group();
-  const auto scale = static_cast<Real>(settings.scale);
+  const auto scale = static_cast<Real>(problem.settings.scale);
   const GateVectors<Real> gates = scratch.gates.at(problem, rows.sequence, rows.head);
   const Matrix<const Real> Q = load_tile(problem.q, rows, qk_head, buffers.q, 0, shape.dqk);
   const Matrix<Real> H = dense(buffers.dv, rows.size(), shape.dhv);
-  Real* qn = buffers.qn;
-  std::fill_n(qn, rows.size(), Real{0});
 
   State<Real> state = state_in(worker.state, shape, all_columns(shape));
   load_state(problem.initial_state.C, problem.initial_state.n, rows.sequence.index, rows.head, all_columns(shape), state);
@@ -40,7 +37,6 @@ void block_outputs(const Problem& problem, const Tile& rows, const ParallelScrat
     const Matrix<Real> Qb = dense(buffers.qb, rows.size(), shape.dqk);
     scale_rows(scale, gates.qbar + rows.begin, Q, Qb);
     product(H, Qb, state.C, Real{0});
-    for (std::int64_t t = 0; t < rows.size(); ++t) qn[t] = static_cast<Real>(simd::dot(Qb.row(t), state.n, shape.dqk));
   }
   for (std::int64_t begin = 0; begin < rows.end; begin += parallel_block) {
     const Tile columns{rows.sequence, rows.head, begin, std::min(begin + parallel_block, rows.end)};
@@ -50,12 +46,10 @@ void block_outputs(const Problem& problem, const Tile& rows, const ParallelScrat
     const Matrix<Real> S = dense(buffers.S, rows.size(), columns.size());
     const BlockPair pair{rows, columns};
     gate_square(gates, scale, pair, worker.weights, D);
-    gated_scores<Real>(pair.square(), Q, K, D, S, buffers.inverse);
-    for (std::int64_t t = 0; t < rows.size(); ++t) qn[t] += buffers.inverse[t];
+    gated_scores<Real>(pair.square(), Q, K, D, S);
     product(H, S, V, state.zero && begin == 0 ? Real{0} : Real{1});
   }
-  inverse_denominators(settings, qn, gates.floor + rows.begin, buffers.inverse, rows.size());
-  store_tile(H, buffers.inverse, h, rows, rows.head);
+  store_tile<Real>(H, gates.inverse + rows.begin, h, rows, rows.head);
 }
 
 // C = gbar C_0 + (abar K)^T V over the whole sequence.
@@ -107,13 +101,14 @@ ParallelScratch<Real>::Worker::Worker(Arena& arena, const Plan& plan) : block(ar
   state = arena.take<Real>(state_size(plan.shape));
   dstate = arena.take<Real>(state_size(plan.shape));
   weights = arena.take<Real>(parallel_block);
+  norm = NormBuffers<Real>(arena, plan);
 }
 
 template <class Real>
 ParallelScratch<Real>::ParallelScratch(Arena& arena, const Plan& plan) : gates(arena, plan) {
   if (plan.operation == Operation::backward) {
     const std::int64_t count = plan.shape.batch * plan.shape.tokens * plan.shape.heads;
-    for (Real** vector : {&inverse, &deta}) *vector = arena.take<Real>(count);
+    deta = arena.take<Real>(count);
     for (double** vector : {&row, &column, &inflow, &outflow}) *vector = arena.take<double>(count);
   }
   Arena one;
@@ -133,8 +128,10 @@ void run_parallel_forward(const Problem& problem, const ForwardOutputs& outputs,
   const Plan& plan = problem.plan;
   const std::int64_t heads = problem.heads();
   const std::int64_t blocks = blocks_of(plan.shape.longest);
-  parallel_for(plan.shape.sequences * heads, plan.threads, [&](std::int64_t unit, int) {
-    gates(problem, scratch.gates, problem.sequence(unit / heads), unit % heads);
+  parallel_for(plan.shape.sequences * heads, plan.threads, [&](std::int64_t unit, int index) {
+    const Sequence sequence = problem.sequence(unit / heads);
+    gates(problem, scratch.gates, sequence, unit % heads);
+    denominators(problem, scratch.gates, sequence, unit % heads, scratch.worker(plan, index).norm);
   });
   parallel_for(plan.shape.sequences * heads * blocks, plan.threads, [&](std::int64_t unit, int index) {
     const Sequence sequence = problem.sequence(unit / (heads * blocks));

@@ -31,13 +31,13 @@ struct ParallelScratch {
     Real* state = nullptr;        // C and n of the initial state
     Real* dstate = nullptr;       // their gradients at the end
     Real* weights = nullptr;      // [block]
+    NormBuffers<Real> norm;
 
     Worker(Arena& arena, const Plan& plan);
   };
 
   GateVectors<Real> gates;
   // Backward only, [H,tokens] each:
-  Real* inverse = nullptr;
   Real* deta = nullptr;
   double* row = nullptr;
   double* column = nullptr;

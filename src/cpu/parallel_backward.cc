@@ -1,6 +1,6 @@
 // Backward of the parallel formulation, by the paper's split: one pass over rows for dQ, one over columns for dK and dV.
 // Both passes form the same squares S and dS bit for bit, so their row and column sums telescope exactly in dlogf.
-#include <cmath>
+#include <algorithm>
 
 #include "cpu/parallel.h"
 #include "cpu/simd.h"
@@ -26,48 +26,32 @@ class ParallelGradients {
         sequence_(sequence),
         scale_(static_cast<Real>(problem.settings.scale)) {}
 
-  // 1 / den of a block of rows and, with the exact gradient, deta.
+  // deta of a block of rows, for the exact normalizer gradient.
   void rows(std::int64_t head, std::int64_t begin) const {
     const Tile rows = block(head, begin);
     const GateVectors<Real> gates = gates_of(head);
     const State<Real> state = initial_state(head);
     const Matrix<const Real> Q = queries(rows);
-    const Matrix<Real> Qb = weighted_queries(rows, gates, Q);
-    const Matrix<const Real> dH = load_tile(tensors_.dh, rows, head, buffers_.dh, 0, shape_.dhv);
-    const Settings& settings = problem_.settings;
-    std::fill_n(buffers_.qn, rows.size(), Real{0});
-    std::fill_n(buffers_.row, rows.size(), 0.0);  // dh.h times den
+    const Matrix<Real> dHt = output_gradients(rows);
+    double* dh_h = buffers_.row;
+    std::fill_n(dh_h, rows.size(), 0.0);
     for (std::int64_t column = 0; column <= begin; column += parallel_block) {
       const BlockPair pair{rows, block(head, column)};
-      const Matrix<Real> S = scores(pair, gates, Q, buffers_.inverse);
-      for (std::int64_t t = 0; t < rows.size(); ++t) buffers_.qn[t] += buffers_.inverse[t];
-      if (!settings.exact) continue;
+      const Matrix<Real> S = scores(pair, gates, Q);
       const Matrix<Real> dS = dense(buffers_.dS, S.rows, S.cols);
-      product(dS, dH, values(pair.columns).t(), Real{0});
+      product(dS, dHt, values(pair.columns).t(), Real{0});
       for (std::int64_t t = 0; t < S.rows; ++t) {
-        buffers_.row[t] += simd::dot(S.row(t), dS.row(t), visible(pair.square(), t, S.cols));
+        dh_h[t] += simd::dot(S.row(t), dS.row(t), visible(pair.square(), t, S.cols));
       }
     }
     if (!state.zero) {
-      for (std::int64_t t = 0; t < rows.size(); ++t) {
-        buffers_.qn[t] += static_cast<Real>(simd::dot(Qb.row(t), state.n, shape_.dqk));
-      }
-      if (settings.exact) {
-        const Matrix<Real> through = dense(buffers_.dq, rows.size(), shape_.dqk);
-        product(through, dH, Matrix<const Real>(state.C).t(), Real{0});
-        for (std::int64_t t = 0; t < rows.size(); ++t) {
-          buffers_.row[t] += simd::dot(Qb.row(t), through.row(t), shape_.dqk);
-        }
-      }
+      const Matrix<Real> Qb = weighted_queries(rows, gates, Q);
+      const Matrix<Real> through = dense(buffers_.dq, rows.size(), shape_.dqk);
+      product(through, dHt, Matrix<const Real>(state.C).t(), Real{0});
+      for (std::int64_t t = 0; t < rows.size(); ++t) dh_h[t] += simd::dot(Qb.row(t), through.row(t), shape_.dqk);
     }
-    Real* inverse = scratch_.inverse + offset(head, begin);
     Real* deta = scratch_.deta + offset(head, begin);
-    inverse_denominators(settings, buffers_.qn, gates.floor + begin, inverse, rows.size());
-    for (std::int64_t t = 0; t < rows.size(); ++t) {
-      const bool active = settings.exact && std::abs(buffers_.qn[t]) > gates.floor[begin + t];
-      const double dh_h = buffers_.qn[t] > 0 ? -buffers_.row[t] : buffers_.row[t];
-      deta[t] = active ? static_cast<Real>(dh_h) * inverse[t] * inverse[t] : Real{0};
-    }
+    for (std::int64_t t = 0; t < rows.size(); ++t) deta[t] = gates.slope[begin + t] * static_cast<Real>(dh_h[t]);
   }
 
   // dQ of a block of rows, summed over the heads that share the query, and what dlogf needs of the rows.
@@ -96,7 +80,7 @@ class ParallelGradients {
       }
       for (std::int64_t column = 0; column <= begin; column += parallel_block) {
         const BlockPair pair{rows, block(head, column)};
-        const Matrix<Real> S = scores(pair, gates, Q, buffers_.inverse);
+        const Matrix<Real> S = scores(pair, gates, Q);
         const Matrix<Real> dS = score_gradients(pair, dHt, values(pair.columns), deta);
         std::fill_n(buffers_.column, S.cols, 0.0);
         gate_scores(pair, S, dS, row, buffers_.column);
@@ -130,7 +114,7 @@ class ParallelGradients {
         const BlockPair pair{block(head, row), columns};
         const Matrix<const Real> Q = queries(pair.rows);
         const Matrix<Real> dHt = output_gradients(pair.rows);
-        const Matrix<Real> S = scores(pair, gates, Q, buffers_.inverse);
+        const Matrix<Real> S = scores(pair, gates, Q);
         const Matrix<Real> dS = score_gradients(pair, dHt, V, scratch_.deta + offset(head, row));
         std::fill_n(buffers_.row, S.rows, 0.0);
         gate_scores(pair, S, dS, buffers_.row, column);
@@ -191,7 +175,7 @@ class ParallelGradients {
   [[nodiscard]] Matrix<Real> output_gradients(const Tile& tile) const {
     const Matrix<const Real> dH = load_tile(tensors_.dh, tile, tile.head, buffers_.dh, 0, shape_.dhv);
     const Matrix<Real> dHt = dense(buffers_.dht, tile.size(), shape_.dhv);
-    scale_rows<Real>(1, scratch_.inverse + offset(tile.head, tile.begin), dH, dHt);
+    scale_rows<Real>(1, gates_of(tile.head).inverse + tile.begin, dH, dHt);
     return dHt;
   }
   [[nodiscard]] Matrix<Real> weighted_queries(const Tile& tile, const GateVectors<Real>& gates,
@@ -210,12 +194,12 @@ class ParallelGradients {
     load_state(tensors_.dlast_state.C, tensors_.dlast_state.n, sequence_.index, head, all_columns(shape_), dstate);
     return dstate;
   }
-  [[nodiscard]] Matrix<Real> scores(const BlockPair& pair, const GateVectors<Real>& gates, const Matrix<const Real>& Q,
-                                    Real* row_sums) const {
+  [[nodiscard]] Matrix<Real> scores(const BlockPair& pair, const GateVectors<Real>& gates,
+                                    const Matrix<const Real>& Q) const {
     const Matrix<Real> D = dense(buffers_.D, pair.rows.size(), pair.columns.size());
     const Matrix<Real> S = dense(buffers_.S, pair.rows.size(), pair.columns.size());
     gate_square(gates, scale_, pair, worker_.weights, D);
-    gated_scores<Real>(pair.square(), Q, keys(pair.columns), D, S, row_sums);
+    gated_scores<Real>(pair.square(), Q, keys(pair.columns), D, S);
     return S;
   }
   // dH / den V^T + deta, not yet gated.
@@ -272,10 +256,14 @@ void run_parallel_backward(const Problem& problem, const BackwardTensors& tensor
     });
   };
   using Gradients = ParallelGradients<Real>;
-  parallel_for(plan.shape.sequences * heads, plan.threads, [&](std::int64_t unit, int) {
-    gates(problem, scratch.gates, problem.sequence(unit / heads), unit % heads);
+  parallel_for(plan.shape.sequences * heads, plan.threads, [&](std::int64_t unit, int index) {
+    const Sequence sequence = problem.sequence(unit / heads);
+    gates(problem, scratch.gates, sequence, unit % heads);
+    denominators(problem, scratch.gates, sequence, unit % heads, scratch.worker(plan, index).norm);
   });
-  for_blocks(heads, [](const Gradients& x, std::int64_t head, std::int64_t begin) { x.rows(head, begin); });
+  if (problem.settings.exact) {
+    for_blocks(heads, [](const Gradients& x, std::int64_t head, std::int64_t begin) { x.rows(head, begin); });
+  }
   for_blocks(plan.shape.qk_heads,
              [](const Gradients& x, std::int64_t qk_head, std::int64_t begin) { x.row_gradients(qk_head, begin); });
   for_blocks(plan.shape.qk_heads,

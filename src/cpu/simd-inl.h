@@ -110,7 +110,7 @@ HWY_ATTR void log_sigmoid(double* x, int64_t n) {
 }
 
 template <class Real>
-HWY_INLINE void exp_shifted(Real scale, double shift, const double* HWY_RESTRICT x, Real* HWY_RESTRICT out, int64_t n) {
+HWY_INLINE void exp_shifted(Real scale, double shift, const double* x, Real* out, int64_t n) {
   for (int64_t j = 0; j < n; ++j) out[j] = static_cast<Real>(shift + x[j]);
   transform(out, n, [scale](auto d, auto value) HWY_ATTR {
     return hn::Mul(hn::Set(d, scale), exp_keeping_nan(d, value));
@@ -146,44 +146,41 @@ HWY_INLINE double dot(const Real* x, const Real* y, int64_t n) {
 }
 
 template <class Real>
-HWY_INLINE double multiply(const Real* HWY_RESTRICT x, Real* HWY_RESTRICT out, int64_t n) {
-  const hn::ScalableTag<Real> d;
-  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  auto total = hn::Zero(d);
+HWY_INLINE void multiply(const Real* HWY_RESTRICT x, Real* HWY_RESTRICT out, int64_t n) {
+  for (int64_t j = 0; j < n; ++j) out[j] *= x[j];
+}
+
+// The sum of term(j) for j in [0, n): eight independent sums, so that the compiler may keep them in vectors.
+template <class Term>
+HWY_INLINE double sum_of(int64_t n, const Term& term) {
+  constexpr int64_t ways = 8;
+  double sums[ways] = {};
   int64_t j = 0;
-  for (; j + lanes <= n; j += lanes) {
-    const auto value = hn::Mul(hn::LoadU(d, x + j), hn::LoadU(d, out + j));
-    hn::StoreU(value, d, out + j);
-    total = hn::Add(total, value);
+  for (; j + ways <= n; j += ways) {
+    for (int64_t w = 0; w < ways; ++w) sums[w] += term(j + w);
   }
-  auto sum = static_cast<double>(hn::GetLane(hn::SumOfLanes(d, total)));
-  for (; j < n; ++j) {
-    out[j] *= x[j];
-    sum += static_cast<double>(out[j]);
-  }
+  double sum = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+  for (; j < n; ++j) sum += term(j);
   return sum;
 }
 
 template <class Real>
 HWY_INLINE double add_products(const Real* HWY_RESTRICT x, const Real* HWY_RESTRICT y, double* HWY_RESTRICT columns,
                                int64_t n) {
-  constexpr int64_t ways = 8;  // independent sums, so that the compiler may keep them in one vector
-  double sums[ways] = {};
-  int64_t j = 0;
-  for (; j + ways <= n; j += ways) {
-    for (int64_t w = 0; w < ways; ++w) {
-      const double value = static_cast<double>(x[j + w]) * static_cast<double>(y[j + w]);
-      columns[j + w] += value;
-      sums[w] += value;
-    }
-  }
-  double sum = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
-  for (; j < n; ++j) {
+  return sum_of(n, [=](int64_t j) HWY_ATTR {
     const double value = static_cast<double>(x[j]) * static_cast<double>(y[j]);
     columns[j] += value;
-    sum += value;
-  }
-  return sum;
+    return value;
+  });
+}
+
+template <class Real>
+HWY_INLINE double step_vector(double decay, double weight, const Real* HWY_RESTRICT k, const Real* HWY_RESTRICT q,
+                              double* HWY_RESTRICT n, int64_t count) {
+  return sum_of(count, [=](int64_t j) HWY_ATTR {
+    n[j] = decay * n[j] + weight * static_cast<double>(k[j]);
+    return static_cast<double>(q[j]) * n[j];
+  });
 }
 
 // ---------------------------------------------------------------- step
@@ -244,9 +241,13 @@ HWY_INLINE void step_panel(Real decay, const Real* input, const Real* q, const R
   HWY_ATTR void scale_##suffix(Real factor, const Real* x, Real* out, int64_t n) { scale(factor, x, out, n); }       \
   HWY_ATTR void add_##suffix(Real factor, const Real* x, Real* out, int64_t n) { add(factor, x, out, n); }           \
   HWY_ATTR double dot_##suffix(const Real* x, const Real* y, int64_t n) { return dot(x, y, n); }                     \
-  HWY_ATTR double multiply_##suffix(const Real* x, Real* out, int64_t n) { return multiply(x, out, n); }             \
+  HWY_ATTR void multiply_##suffix(const Real* x, Real* out, int64_t n) { multiply(x, out, n); }                      \
   HWY_ATTR double add_products_##suffix(const Real* x, const Real* y, double* columns, int64_t n) {                  \
     return add_products(x, y, columns, n);                                                                           \
+  }                                                                                                                  \
+  HWY_ATTR double step_vector_##suffix(double decay, double weight, const Real* k, const Real* q, double* n,         \
+                                       int64_t count) {                                                              \
+    return step_vector(decay, weight, k, q, n, count);                                                               \
   }                                                                                                                  \
   HWY_ATTR void step_panel_##suffix(Real decay, const Real* input, const Real* q, const Real* v, Real* C,            \
                                     int64_t stride, Real* h, int64_t rows, int64_t cols) {                           \

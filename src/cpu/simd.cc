@@ -59,6 +59,7 @@ const char* target_name() { return HWY_DYNAMIC_DISPATCH(target)(); }
   HWY_EXPORT(dot_##suffix);                                                                                          \
   HWY_EXPORT(multiply_##suffix);                                                                                     \
   HWY_EXPORT(add_products_##suffix);                                                                                 \
+  HWY_EXPORT(step_vector_##suffix);                                                                                  \
   HWY_EXPORT(step_panel_##suffix);                                                                                   \
   void exp_shifted(Real factor, double shift, const double* x, Real* out, std::int64_t n) {                          \
     HWY_DYNAMIC_DISPATCH(exp_shifted_##suffix)(factor, shift, x, out, n);                                            \
@@ -70,11 +71,14 @@ const char* target_name() { return HWY_DYNAMIC_DISPATCH(target)(); }
     HWY_DYNAMIC_DISPATCH(add_##suffix)(factor, x, out, n);                                                           \
   }                                                                                                                  \
   double dot(const Real* x, const Real* y, std::int64_t n) { return HWY_DYNAMIC_DISPATCH(dot_##suffix)(x, y, n); }   \
-  double multiply(const Real* x, Real* out, std::int64_t n) {                                                        \
-    return HWY_DYNAMIC_DISPATCH(multiply_##suffix)(x, out, n);                                                       \
+  void multiply(const Real* x, Real* out, std::int64_t n) {                                                          \
+    HWY_DYNAMIC_DISPATCH(multiply_##suffix)(x, out, n);                                                              \
   }                                                                                                                  \
   double add_products(const Real* x, const Real* y, double* columns, std::int64_t n) {                               \
     return HWY_DYNAMIC_DISPATCH(add_products_##suffix)(x, y, columns, n);                                            \
+  }                                                                                                                  \
+  double step_vector(double decay, double weight, const Real* k, const Real* q, double* n, std::int64_t count) {     \
+    return HWY_DYNAMIC_DISPATCH(step_vector_##suffix)(decay, weight, k, q, n, count);                                \
   }                                                                                                                  \
   void step_panel(Real decay, const Real* input, const Real* q, const Real* v, Real* C, std::int64_t stride,         \
                   Real* h, std::int64_t rows, std::int64_t cols) {                                                   \

@@ -18,7 +18,7 @@ void store(double scale, const double* from, void* to, DType dtype, std::int64_t
 void soft_cap(double cap, double* x, std::int64_t n);  // x = cap tanh(x / cap)
 void log_sigmoid(double* x, std::int64_t n);           // x = log sigmoid(x)
 
-// out_j = scale exp(shift + x_j); the sum is taken in double, so only its result is rounded.
+// out_j = scale exp(shift + x_j); the sum is taken in double, so only its result is rounded. In place is fine.
 void exp_shifted(float scale, double shift, const double* x, float* out, std::int64_t n);
 void exp_shifted(double scale, double shift, const double* x, double* out, std::int64_t n);
 
@@ -28,12 +28,16 @@ void add(float factor, const float* x, float* out, std::int64_t n);  // out += f
 void add(double factor, const double* x, double* out, std::int64_t n);
 double dot(const float* x, const float* y, std::int64_t n);
 double dot(const double* x, const double* y, std::int64_t n);
-double multiply(const float* x, float* out, std::int64_t n);  // out *= x elementwise; returns the sum of out
-double multiply(const double* x, double* out, std::int64_t n);
+void multiply(const float* x, float* out, std::int64_t n);  // out *= x elementwise
+void multiply(const double* x, double* out, std::int64_t n);
 
 // columns_j += x_j y_j and returns the sum of the x_j y_j, both in double.
 double add_products(const float* x, const float* y, double* columns, std::int64_t n);
 double add_products(const double* x, const double* y, double* columns, std::int64_t n);
+
+// One token of the normalizer state in double: n = decay n + weight k; returns q.n.
+double step_vector(double decay, double weight, const float* k, const float* q, double* n, std::int64_t count);
+double step_vector(double decay, double weight, const double* k, const double* q, double* n, std::int64_t count);
 
 // One token on a panel of the state, in place, and its part of the output:
 //   C_r = decay C_r + input_r v     h = sum_r q_r C_r      C_r: row r of the panel, `stride` elements apart

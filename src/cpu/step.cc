@@ -30,23 +30,22 @@ double token_gates(const Problem& problem, const Sequence& sequence, std::int64_
   const std::int64_t dqk = problem.plan.shape.dqk;
   const std::int64_t offset = head * problem.tokens() + sequence.packed;
   log_gates(problem, sequence, head, gates.log_f + offset, gates.log_i + offset);
+  std::copy_n(n, dqk, worker.n);
   for (std::int64_t t = 0; t < sequence.length; ++t) {
     const double log_f = gates.log_f[offset + t];
     const double log_i = gates.log_i[offset + t];
     // Rounded to the type of the stored m, as in the gate scan.
     const double next = settings.exponential ? static_cast<double>(static_cast<Real>(std::max(log_f + m, log_i))) : 0.0;
-    const Real decay = static_cast<Real>(std::exp(log_f + m - next));
-    const Real weight = static_cast<Real>(std::exp(log_i - next));
+    const double decay = std::exp(log_f + m - next);
+    const double weight = std::exp(log_i - next);
     m = next;
-    load_token(problem, sequence, t, head, weight, worker);
-    simd::scale(decay, n, n, dqk);
-    simd::add(Real{1}, worker.input, n, dqk);
-    const auto qn = static_cast<Real>(simd::dot(worker.q, n, dqk));
-    const auto floor = static_cast<Real>(std::exp(-m));
-    gates.decay[offset + t] = decay;
-    gates.weight[offset + t] = weight;
-    inverse_denominators(settings, &qn, &floor, gates.inverse + offset + t, 1);
+    load_token(problem, sequence, t, head, Real{1}, worker);
+    const double qn = simd::step_vector(decay, weight, worker.input, worker.q, worker.n, dqk);
+    gates.decay[offset + t] = static_cast<Real>(decay);
+    gates.weight[offset + t] = static_cast<Real>(weight);
+    gates.inverse[offset + t] = static_cast<Real>(denominator(settings, qn, m).inverse);
   }
+  for (std::int64_t r = 0; r < dqk; ++r) n[r] = static_cast<Real>(worker.n[r]);
   return m;
 }
 
@@ -87,6 +86,7 @@ template <class Real>
 StepScratch<Real>::Worker::Worker(Arena& arena, const Plan& plan) {
   q = arena.take<Real>(plan.shape.dqk);
   input = arena.take<Real>(plan.shape.dqk);
+  n = arena.take<double>(plan.shape.dqk);
   v = arena.take<Real>(plan.panel);
   h = arena.take<Real>(plan.panel);
   if (plan.operation != Operation::step) state = arena.take<Real>(plan.shape.dqk * (plan.panel + 1));
@@ -151,12 +151,7 @@ void run_recurrent(const Problem& problem, const MutableTensorView& h, const Mut
     const Sequence sequence = problem.sequence(unit / heads);
     const std::int64_t head = unit % heads;
     const State<Real> state = start(sequence, head, {0, 0}, worker.state);
-    double m = 0;
-    if (problem.has_initial_state()) {
-      const TensorView& from = problem.initial_state.m;
-      m = static_cast<double>(
-          static_cast<const Real*>(from.data)[sequence.index * from.strides[0] + head * from.strides[1]]);
-    }
+    const double m = initial_max(problem, sequence, head);
     scratch.m_last[unit] = token_gates(problem, sequence, head, m, state.n, scratch, worker);
     store_state(state, MutableTensorView{}, last_state.n, sequence.index, head);
   });

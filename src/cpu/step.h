@@ -2,6 +2,7 @@
 // the recurrent formulation.
 #pragma once
 
+#include "cpu/denominators.h"
 #include "cpu/states.h"
 
 namespace tfla::cpu {
@@ -25,6 +26,7 @@ struct StepScratch {
   struct Worker {
     Real* q = nullptr;      // [dqk] scale q
     Real* input = nullptr;  // [dqk] weight k
+    double* n = nullptr;    // [dqk] in double while tokens go by
     Real* v = nullptr;      // [panel] converted values
     Real* h = nullptr;      // [panel]
     Real* state = nullptr;  // [dqk,panel + 1]; only the recurrent formulation, whose state is not the caller's

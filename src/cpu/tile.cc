@@ -1,6 +1,6 @@
 #include "cpu/tile.h"
 
-#include <cmath>
+#include <algorithm>
 #include <cstddef>
 #include <limits>
 #include <type_traits>
@@ -63,11 +63,11 @@ void gate_matrix(const GateVectors<Real>& gates, Real scale, const Matrix<Real>&
 
 template <class Real>
 void gated_scores(Square square, const Matrix<const Real>& Q, const Matrix<const Real>& K, const Matrix<Real>& D,
-                  const Matrix<Real>& S, Real* row_sums) {
+                  const Matrix<Real>& S) {
   product(S, Q, K.t(), Real{0});
   for (std::int64_t t = 0; t < S.rows; ++t) {
     const std::int64_t seen = visible(square, t, S.cols);
-    row_sums[t] = static_cast<Real>(simd::multiply(D.row(t), S.row(t), seen));
+    simd::multiply(D.row(t), S.row(t), seen);
     std::fill(S.row(t) + seen, S.row(t) + S.cols, Real{0});
   }
 }
@@ -77,25 +77,14 @@ void scale_rows(Real scale, const Real* factors, const Matrix<const Real>& x, co
   for (std::int64_t t = 0; t < x.rows; ++t) simd::scale(scale * factors[t], x.row(t), out.row(t), x.cols);
 }
 
-template <class Real>
-void inverse_denominators(const Settings& settings, const Real* qn, const Real* floor, Real* inverse, std::int64_t rows) {
-  const auto eps = static_cast<Real>(settings.eps);
-  for (std::int64_t t = 0; t < rows; ++t) {
-    // Written so that a NaN in q.n stays one.
-    const Real size = std::abs(qn[t]);
-    inverse[t] = settings.normalized ? 1 / ((size < floor[t] ? floor[t] : size) + eps) : Real{1};
-  }
-}
-
 #define TFLA_INSTANTIATE(Real)                                                                                        \
   template Matrix<const Real> load_tile(const TensorView&, const Tile&, std::int64_t, Real*, std::int64_t,            \
                                         std::int64_t);                                                                \
   template void store_tile(const Matrix<Real>&, const Real*, const MutableTensorView&, const Tile&, std::int64_t);    \
   template void gate_matrix(const GateVectors<Real>&, Real, const Matrix<Real>&);                                     \
   template void gated_scores(Square, const Matrix<const Real>&, const Matrix<const Real>&, const Matrix<Real>&,       \
-                             const Matrix<Real>&, Real*);                                                             \
-  template void scale_rows(Real, const Real*, const Matrix<const Real>&, const Matrix<Real>&);                        \
-  template void inverse_denominators(const Settings&, const Real*, const Real*, Real*, std::int64_t)
+                             const Matrix<Real>&);                                                                    \
+  template void scale_rows(Real, const Real*, const Matrix<const Real>&, const Matrix<Real>&)
 TFLA_INSTANTIATE(float);
 TFLA_INSTANTIATE(double);
 #undef TFLA_INSTANTIATE

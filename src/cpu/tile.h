@@ -1,4 +1,4 @@
-// What the matrix stages share: operands of a tile, its gated scores, its denominators.
+// What the matrix stages share: operands of a tile, its gate matrix, its gated scores.
 #pragma once
 
 #include "cpu/gates.h"
@@ -42,17 +42,13 @@ enum class Square : std::uint8_t { diagonal, below };
   return square == Square::diagonal ? row + 1 : cols;
 }
 
-// S = D . (Q K^T), its row sums. Above the diagonal S is set to zero, whatever Q and K hold there.
+// S = D . (Q K^T). Above the diagonal S is set to zero, whatever Q and K hold there.
 template <class Real>
 void gated_scores(Square square, const Matrix<const Real>& Q, const Matrix<const Real>& K, const Matrix<Real>& D,
-                  const Matrix<Real>& S, Real* row_sums);
+                  const Matrix<Real>& S);
 
 // out_t = factor_t x_t for the rows of a tile.
 template <class Real>
 void scale_rows(Real scale, const Real* factors, const Matrix<const Real>& x, const Matrix<Real>& out);
-
-// 1 / den from q.n of each row; 1 without a normalizer.
-template <class Real>
-void inverse_denominators(const Settings& settings, const Real* qn, const Real* floor, Real* inverse, std::int64_t rows);
 
 }  // namespace tfla::cpu

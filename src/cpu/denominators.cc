@@ -1,0 +1,83 @@
+#include "cpu/denominators.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cpu/simd.h"
+#include "cpu/tile.h"
+
+namespace tfla::cpu {
+
+namespace {
+
+// Tokens whose decays and weights are computed at a time.
+constexpr std::int64_t norm_block = 64;
+
+}  // namespace
+
+template <class Real>
+NormBuffers<Real>::NormBuffers(Arena& arena, const Plan& plan) {
+  n = arena.take<double>(plan.shape.dqk);
+  decay = arena.take<double>(norm_block);
+  weight = arena.take<double>(norm_block);
+  q = arena.take<Real>(plan.shape.dqk);
+  k = arena.take<Real>(plan.shape.dqk);
+}
+
+Denominator denominator(const Settings& settings, double qn, double m) {
+  if (!settings.normalized) return {};
+  const double size = std::abs(qn);
+  const double floor = std::exp(-m);
+  // Written so that a NaN in q.n stays one.
+  const double inverse = 1 / ((size < floor ? floor : size) + settings.eps);
+  return {inverse, size > floor ? std::copysign(inverse, -qn) : 0.0};
+}
+
+template <class Real>
+void denominators(const Problem& problem, const GateVectors<Real>& vectors, const Sequence& sequence, std::int64_t head,
+                  const NormBuffers<Real>& buffers) {
+  const GateVectors<Real> gates = vectors.at(problem, sequence, head);
+  if (!problem.settings.normalized) {
+    std::fill_n(gates.inverse, sequence.length, Real{1});
+    return;
+  }
+  const std::int64_t dqk = problem.plan.shape.dqk;
+  const std::int64_t qk_head = head / problem.group();
+  const TensorView& n0 = problem.initial_state.n;
+  for (std::int64_t r = 0; r < dqk; ++r) {
+    const std::int64_t at = sequence.index * n0.strides[0] + head * n0.strides[1] + r;
+    buffers.n[r] = n0.given() ? static_cast<double>(static_cast<const Real*>(n0.data)[at]) : 0.0;
+  }
+  for (std::int64_t begin = 0; begin < sequence.length; begin += norm_block) {
+    const std::int64_t count = std::min(norm_block, sequence.length - begin);
+    // n_t = exp(u_t - u_{t-1}) n_{t-1} + exp(u_t + c_t) k_t. u starts anew with each tile: from minus the m before it.
+    for (std::int64_t t = 0; t < count; ++t) {
+      const std::int64_t token = begin + t;
+      const bool starts_tile = token % problem.plan.chunk % problem.plan.tile == 0;
+      const double m_before = token == 0 ? initial_max(problem, sequence, head) : -gates.minus_m[token - 1];
+      buffers.decay[t] = gates.u[token] + (starts_tile ? m_before : -gates.u[token - 1]);
+      buffers.weight[t] = gates.u[token] + gates.c[token];
+    }
+    simd::exp_shifted(1.0, 0.0, buffers.decay, buffers.decay, count);
+    simd::exp_shifted(1.0, 0.0, buffers.weight, buffers.weight, count);
+    for (std::int64_t t = 0; t < count; ++t) {
+      const std::int64_t token = begin + t;
+      const Tile row{sequence, head, token, token + 1};
+      const Matrix<const Real> q = load_tile(problem.q, row, qk_head, buffers.q, 0, dqk);
+      const Matrix<const Real> k = load_tile(problem.k, row, qk_head, buffers.k, 0, dqk);
+      const double qn = problem.settings.scale * simd::step_vector(buffers.decay[t], buffers.weight[t], k.data, q.data, buffers.n, dqk);
+      const Denominator den = denominator(problem.settings, qn, -gates.minus_m[token]);
+      gates.inverse[token] = static_cast<Real>(den.inverse);
+      gates.slope[token] = static_cast<Real>(den.slope);
+    }
+  }
+}
+
+#define TFLA_INSTANTIATE(Real)       \
+  template struct NormBuffers<Real>; \
+  template void denominators(const Problem&, const GateVectors<Real>&, const Sequence&, std::int64_t, const NormBuffers<Real>&)
+TFLA_INSTANTIATE(float);
+TFLA_INSTANTIATE(double);
+#undef TFLA_INSTANTIATE
+
+}  // namespace tfla::cpu
