@@ -87,10 +87,11 @@ std::vector<std::int64_t> chunk_sizes(const CheckOptions& options, Formulation f
   return {0, odd_chunk};
 }
 
-void take(Worst& worst, const std::vector<TensorError>& errors, Regime regime, DType dtype,
+void take(Worst& worst, const std::vector<TensorError>& errors, Regime regime, const MlstmForward& call,
           const nlohmann::ordered_json& context, nlohmann::ordered_json& log) {
   for (const TensorError& error : errors) {
-    const double bound = reference::bound(error.tensor, regime, dtype);
+    const bool gate = error.tensor == "di" || error.tensor == "df";
+    const double bound = reference::bound(error.tensor, regime, gate ? call.i.dtype : call.q.dtype);
     nlohmann::ordered_json entry = context;
     entry["tensor"] = error.tensor;
     entry["relative_error"] = error.relative;  // JSON has no infinity: null says that something was not finite
@@ -115,10 +116,10 @@ void check_formulation(Row& row, Regime regime, reference::Problem& problem, con
       mlstm->chunk_size = chunk;
     }
     forward(problem.forward(), options.common.execution);
-    take(row.forward, judge.forward_errors(), regime, row.dtype, context, log);
+    take(row.forward, judge.forward_errors(), regime, problem.forward(), context, log);
     if (row.formulation == Formulation::recurrent) continue;
     backward(problem.backward(), options.common.execution);
-    take(row.backward, judge.backward_errors(), regime, row.dtype, context, log);
+    take(row.backward, judge.backward_errors(), regime, problem.forward(), context, log);
   }
 }
 

@@ -62,8 +62,23 @@ std::vector<std::int64_t> boundaries(std::int64_t tokens) {
   return {0, third, third, std::min(third + 1, tokens), tokens};
 }
 
-enum Factor : std::size_t { regime, variant, dtype, formulation, chunk, tokens, dqk, dhv, heads, layout, state, grad,
-                            exact, cap, factors };
+enum Factor : std::size_t {
+  regime,
+  variant,
+  dtype,
+  formulation,
+  chunk,
+  tokens,
+  dqk,
+  dhv,
+  heads,
+  layout,
+  state,
+  grad,
+  exact,
+  cap,
+  factors
+};
 
 std::vector<int> levels(const Factors& f) {
   const auto size = [](const auto& x) { return static_cast<int>(std::size(x)); };
@@ -86,8 +101,15 @@ auto pick(const Range& values, int index) {
   return *(std::begin(values) + index);
 }
 
-// Backward stores a state of dqk x dhv per chunk: rows that would take more than half a gigabyte are left out.
-bool affordable(const Factors& f, const Row& row) {
+// Two kinds of rows are left out. Backward stores a state of dqk x dhv per chunk: no more than half a gigabyte of them.
+// And with one or two tokens h hardly depends on q and k when their product is in the denominator too: the exact
+// gradient is then the small difference of large numbers, and its relative error says nothing.
+bool sensible(const Factors& f, const Row& row) {
+  const auto is_set = [&](Factor factor) { return row[factor] != unset; };
+  if (is_set(exact) && is_set(variant) && is_set(tokens) && row[exact] == 1 &&
+      variants[row[variant]].normalizer == Normalizer::max && pick(f.tokens, row[tokens]) <= 2) {
+    return false;
+  }
   for (const Factor factor : {chunk, tokens, dqk, dhv, heads}) {
     if (row[factor] == unset) return true;
   }
@@ -125,7 +147,7 @@ Case make_case(const Factors& f, const Row& row) {
 }
 
 std::vector<Row> table(const Factors& f) {
-  return pairwise(levels(f), [&](const Row& row) { return affordable(f, row); });
+  return pairwise(levels(f), [&](const Row& row) { return sensible(f, row); });
 }
 
 std::vector<Case> cases(const Factors& f) {
@@ -134,17 +156,23 @@ std::vector<Case> cases(const Factors& f) {
   return all;
 }
 
-// Batch 1, 4 heads, T = 1024, 128 / 256: where the errors in docs/numerics.md are measured.
+// Batch 1, 4 heads, T = 1024, 128 / 256: where the errors in docs/numerics.md are measured. Where a denominator may
+// come near zero the error of a draw hangs on its worst row, so those regimes are drawn several times.
 std::vector<Case> documented_cases() {
   std::vector<Case> all;
   for (const Regime r : reference::all_regimes) {
     for (const Variant& v : variants) {
-      for (const DType d : {DType::float32, DType::bfloat16}) {
-        Case c;
-        c.regime = r;
-        c.shape = {.tokens = 1024, .qk_heads = 4, .heads = 4, .dqk = 128, .dhv = 256, .dtype = d};
-        c.options = {.gate = v.gate, .normalizer = v.normalizer};
-        all.push_back(c);
+      const bool small_denominators = v.gate == InputGate::exponential && v.normalizer == Normalizer::max &&
+                                      (r == Regime::large_i || r == Regime::capped_extremes);
+      for (std::uint64_t seed = 1; seed <= (small_denominators ? 4 : 1); ++seed) {
+        for (const DType d : {DType::float32, DType::bfloat16}) {
+          Case c;
+          c.regime = r;
+          c.shape = {.tokens = 1024, .qk_heads = 4, .heads = 4, .dqk = 128, .dhv = 256, .dtype = d};
+          c.options = {.gate = v.gate, .normalizer = v.normalizer};
+          c.seed = seed;
+          all.push_back(c);
+        }
       }
     }
   }

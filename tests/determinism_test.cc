@@ -30,8 +30,13 @@ struct Shape {
 Case make_case(const Shape& s, DType dtype, Formulation formulation) {
   Case c;
   c.regime = Regime::trained_like;
-  c.shape = {.batch = s.batch, .tokens = s.tokens, .qk_heads = s.qk_heads, .heads = s.heads, .dqk = s.dqk,
-             .dhv = s.dhv, .dtype = dtype};
+  c.shape = {.batch = s.batch,
+             .tokens = s.tokens,
+             .qk_heads = s.qk_heads,
+             .heads = s.heads,
+             .dqk = s.dqk,
+             .dhv = s.dhv,
+             .dtype = dtype};
   c.cu_seqlens = s.cu_seqlens;
   c.options.chunk_size = s.chunk_size;
   c.options.formulation = formulation;

@@ -44,6 +44,14 @@ void redraw(const TensorView& view, const std::vector<double>& values, std::uint
   overwrite(view, gates);
 }
 
+// With large input gates q.n alone is the denominator, and where it nearly vanishes, an error would tell of that and
+// not of the gates. With all of q, k and n positive it cannot.
+void make_positive(const TensorView& view) {
+  Values values = gather(view);
+  for (double& x : values) x = std::abs(x);
+  overwrite(view, values);
+}
+
 class ExtremesSmall : public ::testing::TestWithParam<std::tuple<std::size_t, InputGate, Normalizer, DType>> {
  protected:
   [[nodiscard]] static const Extreme& extreme() { return extremes[std::get<0>(GetParam())]; }
@@ -51,7 +59,13 @@ class ExtremesSmall : public ::testing::TestWithParam<std::tuple<std::size_t, In
   [[nodiscard]] static Case description(std::int64_t chunk_size, Formulation formulation) {
     const DType dtype = std::get<3>(GetParam());
     Case c;
-    c.shape = {.batch = 2, .tokens = 90, .qk_heads = 1, .heads = 2, .dqk = 8, .dhv = 12, .dtype = dtype,
+    c.shape = {.batch = 2,
+               .tokens = 90,
+               .qk_heads = 1,
+               .heads = 2,
+               .dqk = 8,
+               .dhv = 12,
+               .dtype = dtype,
                .gate_dtype = dtype == DType::float64 ? DType::float64 : DType::float32};
     c.options = {.gate = std::get<1>(GetParam()),
                  .normalizer = std::get<2>(GetParam()),
@@ -59,6 +73,19 @@ class ExtremesSmall : public ::testing::TestWithParam<std::tuple<std::size_t, In
                  .formulation = formulation};
     c.initial_state = c.last_state_grad = true;
     return c;
+  }
+
+  // m is at most 1e4 here. Stored in float32 it is known to half a unit of its last place, and exp(m), the scale of C
+  // and n, is as uncertain relatively as m is absolutely. Without a normalizer h is in that scale too, and all
+  // gradients with it.
+  static std::vector<reference::TensorError> less_rounding_of_m(std::vector<reference::TensorError> errors,
+                                                                const Case& c) {
+    const double rounding = c.shape.dtype == DType::float64 ? 0 : 1e4 * 0x1p-24;
+    const bool all = c.options.gate == InputGate::exponential && c.options.normalizer == Normalizer::none;
+    for (reference::TensorError& error : errors) {
+      if (all || error.tensor == "C" || error.tensor == "n") error.relative -= std::min(error.relative, rounding);
+    }
+    return errors;
   }
 };
 
@@ -69,23 +96,16 @@ TEST_P(ExtremesSmall, FiniteAndRight) {
       Problem problem(c);
       redraw(problem.forward().i, extreme().input, 1);
       redraw(problem.forward().f, extreme().forget, 2);
+      make_positive(problem.forward().q);
+      make_positive(problem.forward().k);
+      make_positive(problem.forward().initial_state.n);
       const bool with_backward = formulation != Formulation::recurrent;
       const reference::Judge judge(problem, with_backward);
       forward(problem.forward());
-      std::vector<reference::TensorError> errors = judge.forward_errors();
-      // A float32 m of 1e4 is known to half a unit of its last place, and the scale of C and n with it: exp(m) is as
-      // uncertain relatively as m is absolutely.
-      if (c.shape.dtype != DType::float64) {
-        double largest = 1;
-        for (const double m : gather(problem.forward().last_state.m)) largest = std::max(largest, std::abs(m));
-        for (reference::TensorError& error : errors) {
-          if (error.tensor != "h") error.relative -= std::min(error.relative, largest * 0x1p-24);
-        }
-      }
-      EXPECT_TRUE(within_bounds(errors, c)) << label(c);
+      EXPECT_TRUE(within_bounds(less_rounding_of_m(judge.forward_errors(), c), c)) << label(c);
       if (!with_backward) continue;
       backward(problem.backward());
-      EXPECT_TRUE(within_bounds(judge.backward_errors(), c)) << label(c);
+      EXPECT_TRUE(within_bounds(less_rounding_of_m(judge.backward_errors(), c), c)) << label(c);
     }
   }
 }
@@ -107,7 +127,12 @@ INSTANTIATE_TEST_SUITE_P(Gates, ExtremesSmall,
 TEST(ResetSmall, EqualsANewSequence) {
   for (const InputGate gate : {InputGate::exponential, InputGate::sigmoid}) {
     Case c;
-    c.shape = {.tokens = 60, .qk_heads = 2, .heads = 2, .dqk = 4, .dhv = 6, .dtype = DType::float64,
+    c.shape = {.tokens = 60,
+               .qk_heads = 2,
+               .heads = 2,
+               .dqk = 4,
+               .dhv = 6,
+               .dtype = DType::float64,
                .gate_dtype = DType::float64};
     // eps is added in the scale of m, which a new sequence starts at zero and a reset does not.
     c.options = {.gate = gate, .normalizer = Normalizer::max, .eps = 0};
@@ -123,7 +148,11 @@ TEST(ResetSmall, EqualsANewSequence) {
     for (const char* tensor : {"h", "dq", "dk", "dv", "di"}) {
       EXPECT_TRUE(close(by_reset.at(tensor), by_boundary.at(tensor), 1e-10)) << tensor;
     }
-    EXPECT_EQ(by_reset.at("df")[25 * 2], 0);
+    double largest = 0;
+    for (const double x : by_reset.at("df")) largest = std::max(largest, std::abs(x));
+    for (const std::size_t reset : {25U * 2, 25U * 2 + 1, 52U * 2, 52U * 2 + 1}) {
+      EXPECT_LE(std::abs(by_reset.at("df")[reset]), 1e-10 * largest);
+    }
   }
 }
 

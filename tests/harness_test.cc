@@ -39,18 +39,18 @@ TEST(ValuesSmall, EveryHalfSurvivesARoundTrip) {
 TEST(ValuesSmall, RoundsToNearestTiesToEven) {
   const struct {
     double value, bfloat16, float16;
-  } rows[] = {{1 + 0x1p-8, 1, 1 + 0x1p-8},                      // a tie in bfloat16, down to even
-              {1 + 3 * 0x1p-8, 1 + 0x1p-6, 1 + 3 * 0x1p-8},     // a tie, up to even
-              {1 + 0x1p-8 + 0x1p-40, 1 + 0x1p-7, 1 + 0x1p-8},   // just above a tie: not via float32
-              {1 + 0x1p-11, 1, 1},                              // a tie in float16
-              {1 + 3 * 0x1p-11, 1, 1 + 0x1p-9},                 //
-              {-2 + 0x1p-10, -2, -2 + 0x1p-10},                 // the last of a binade
-              {65519, 65536, 65504},                            // below the middle between the largest and infinity
+  } rows[] = {{1 + 0x1p-8, 1, 1 + 0x1p-8},                     // a tie in bfloat16, down to even
+              {1 + 3 * 0x1p-8, 1 + 0x1p-6, 1 + 3 * 0x1p-8},    // a tie, up to even
+              {1 + 0x1p-8 + 0x1p-40, 1 + 0x1p-7, 1 + 0x1p-8},  // just above a tie: not via float32
+              {1 + 0x1p-11, 1, 1},                             // a tie in float16
+              {1 + 3 * 0x1p-11, 1, 1 + 0x1p-9},                //
+              {-2 + 0x1p-10, -2, -2 + 0x1p-10},                // the last of a binade
+              {65519, 65536, 65504},                           // below the middle between the largest and infinity
               {65520, 65536, std::numeric_limits<double>::infinity()},
-              {0x1p-24, 0x1p-24, 0x1p-24},                      // least subnormal of float16
-              {0x1p-25, 0x1p-25, 0},                            // its half, a tie
-              {0x1.8p-25, 0x1.8p-25, 0x1p-24},                  //
-              {0x1p-133, 0x1p-133, 0},                          // least subnormal of bfloat16
+              {0x1p-24, 0x1p-24, 0x1p-24},      // least subnormal of float16
+              {0x1p-25, 0x1p-25, 0},            // its half, a tie
+              {0x1.8p-25, 0x1.8p-25, 0x1p-24},  //
+              {0x1p-133, 0x1p-133, 0},          // least subnormal of bfloat16
               {-0.0, -0.0, -0.0}};
   for (const auto& row : rows) {
     EXPECT_EQ(decode_bfloat16(encode_bfloat16(row.value)), row.bfloat16) << row.value;
@@ -63,8 +63,10 @@ TEST(RegimesSmall, HaveTheirMomentsAndTheirResets) {
   const struct {
     reference::Regime regime;
     double i_mean, i_deviation, f_mean, f_deviation;  // f of the first of four heads: lin = 3
-  } rows[] = {{reference::Regime::randn, 0, 1, 0, 1},          {reference::Regime::init, -10, 0.3, 3, 0.3},
-              {reference::Regime::trained_like, -4, 3, 3, 2},  {reference::Regime::large_i, 10, 3, 4, 2},
+  } rows[] = {{reference::Regime::randn, 0, 1, 0, 1},
+              {reference::Regime::init, -10, 0.3, 3, 0.3},
+              {reference::Regime::trained_like, -4, 3, 3, 2},
+              {reference::Regime::large_i, 10, 3, 4, 2},
               {reference::Regime::never_forget, -2, 1, 12, 1}};
   for (const auto& row : rows) {
     double sums[4] = {};

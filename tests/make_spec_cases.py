@@ -6,6 +6,7 @@ Usage: make_spec_cases.py PATH/TO/mlstm_spec.py > tests/spec_cases.inc
 Inputs are not stored: both sides draw them from the same little generator (see `numbers`, and Numbers in
 spec_test.cc), whose values are exact in double.
 """
+
 import importlib.util
 import sys
 
@@ -44,8 +45,9 @@ def evaluate(spec, seed, gate, norm, with_state, exact, T, dqk, dhv, L):
     dC, dn = 2 * draw(source, dqk, dhv), 2 * draw(source, dqk)
     state = (C0, n0, m0) if with_state else None
     h, (C, n, m) = spec.recurrent(q, k, v, i, f, gate, norm, state)
-    grads = spec.chunkwise_backward(q, k, v, i, f, dh, L, gate, norm, state, dC if with_state else None,
-                                    dn if with_state else None, exact)
+    grads = spec.chunkwise_backward(
+        q, k, v, i, f, dh, L, gate, norm, state, dC if with_state else None, dn if with_state else None, exact
+    )
     return [h, C, n, np.array([m]), *grads]
 
 

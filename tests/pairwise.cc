@@ -48,8 +48,8 @@ std::vector<Row> pairwise(const std::vector<int>& levels, const std::function<bo
       for (int step = 0; step < levels[x]; ++step) {
         // Ties go to a scattered choice, so that combinations of three and more vary too.
         const std::size_t scattered = (rows.size() * 40503 + x * 30011) % 65521 / 16;
-        const int value = static_cast<int>((scattered + static_cast<std::size_t>(step)) %
-                                           static_cast<std::size_t>(levels[x]));
+        const int value =
+            static_cast<int>((scattered + static_cast<std::size_t>(step)) % static_cast<std::size_t>(levels[x]));
         Row tried = row;
         tried[x] = value;
         if (!allowed(tried)) continue;

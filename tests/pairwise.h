@@ -14,7 +14,6 @@ inline constexpr int unset = -1;
 
 // `levels[x]` is the number of values of factor x. A row, possibly with unset entries, that `allowed` refuses is never
 // built; pairs that cannot be had are left out. Greedy and deterministic.
-[[nodiscard]] std::vector<Row> pairwise(const std::vector<int>& levels,
-                                        const std::function<bool(const Row&)>& allowed);
+[[nodiscard]] std::vector<Row> pairwise(const std::vector<int>& levels, const std::function<bool(const Row&)>& allowed);
 
 }  // namespace tfla::test

@@ -33,7 +33,13 @@ constexpr Variant variants[] = {{InputGate::exponential, Normalizer::max, false}
 
 Case base_case(const Variant& v, std::int64_t batch, std::int64_t tokens, DType dtype) {
   Case c;
-  c.shape = {.batch = batch, .tokens = tokens, .qk_heads = 2, .heads = 4, .dqk = 5, .dhv = 7, .dtype = dtype,
+  c.shape = {.batch = batch,
+             .tokens = tokens,
+             .qk_heads = 2,
+             .heads = 4,
+             .dqk = 5,
+             .dhv = 7,
+             .dtype = dtype,
              .gate_dtype = dtype};
   c.options = {.gate = v.gate, .normalizer = v.normalizer, .exact_normalizer_grad = v.exact};
   c.initial_state = true;
@@ -325,8 +331,8 @@ TEST(PropertiesSmall, GapsBetweenRowsAreNeitherReadNorWritten) {
     move_input({&f.initial_state.m, &b.initial_state.m});
     move_input({&b.dlast_state.C});
     move_input({&b.dlast_state.n});
-    for (MutableTensorView* view : {&f.h, &f.last_state.C, &f.last_state.n, &f.last_state.m, &b.dq, &b.dk, &b.dv,
-                                    &b.di, &b.df, &b.dinitial_state.C, &b.dinitial_state.n}) {
+    for (MutableTensorView* view : {&f.h, &f.last_state.C, &f.last_state.n, &f.last_state.m, &b.dq, &b.dk, &b.dv, &b.di,
+                                    &b.df, &b.dinitial_state.C, &b.dinitial_state.n}) {
       move_output(*view);
     }
     EXPECT_TRUE(same_bits(run_both(problem), expected)) << label(c);
@@ -352,8 +358,8 @@ TEST(PropertiesSmall, NegativeAndZeroStridesOfInputs) {
     for (std::int64_t t = view.shape[1]; t-- > 0;) order.push_back(t);
     overwrite(view, taken(gather(view), view, 1, order));
     TensorView back = view;
-    back.data = static_cast<const std::byte*>(view.data) +
-                (view.shape[1] - 1) * view.strides[1] * item_size(view.dtype);
+    back.data =
+        static_cast<const std::byte*>(view.data) + (view.shape[1] - 1) * view.strides[1] * item_size(view.dtype);
     back.strides[1] = -view.strides[1];
     return back;
   };

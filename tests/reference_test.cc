@@ -134,8 +134,8 @@ class FiniteDifferencesSmall : public ::testing::TestWithParam<Variant> {
 
 TEST_P(FiniteDifferencesSmall, AgreeWithGradients) {
   const Variant& variant = GetParam();
-  MlstmOptions options{.gate = variant.gate, .normalizer = variant.normalizer, .qk_scale = 0.7,
-                       .exact_normalizer_grad = variant.exact};
+  MlstmOptions options{
+      .gate = variant.gate, .normalizer = variant.normalizer, .qk_scale = 0.7, .exact_normalizer_grad = variant.exact};
   // With the exponential gate eps is added in the stabilised scale: an exact gradient would see m through it.
   options.eps = variant.gate == InputGate::exponential && variant.exact ? 0 : 1e-2;
   if (variant.soft_cap) options.soft_cap = cap;
@@ -143,8 +143,8 @@ TEST_P(FiniteDifferencesSmall, AgreeWithGradients) {
     Head head = random_head(tokens, 3, 4, spread, 11);
     const HeadResult r = reference::evaluate(head, options);
     const Head base = head;
-    const std::pair<Values*, const Values*> pairs[] = {{&head.q, &r.dq},   {&head.k, &r.dk},   {&head.v, &r.dv},
-                                                       {&head.i, &r.di},   {&head.f, &r.df},   {&head.C0, &r.dC0},
+    const std::pair<Values*, const Values*> pairs[] = {{&head.q, &r.dq},  {&head.k, &r.dk}, {&head.v, &r.dv},
+                                                       {&head.i, &r.di},  {&head.f, &r.df}, {&head.C0, &r.dC0},
                                                        {&head.n0, &r.dn0}};
     for (std::size_t which = 0; which < std::size(pairs); ++which) {
       auto [input, gradient] = pairs[which];

@@ -86,19 +86,19 @@ class SpecSmall : public ::testing::TestWithParam<SpecCase> {};
 TEST_P(SpecSmall, ReferenceAgrees) {
   const SpecCase& spec = GetParam();
   const reference::HeadResult r = reference::evaluate(inputs(spec), options(spec));
-  const Snapshot actual{{"h", r.h},   {"C", r.C},   {"n", r.n},   {"m", {r.m}}, {"dq", r.dq},  {"dk", r.dk},
+  const Snapshot actual{{"h", r.h},   {"C", r.C},   {"n", r.n},   {"m", {r.m}},   {"dq", r.dq},  {"dk", r.dk},
                         {"dv", r.dv}, {"di", r.di}, {"df", r.df}, {"dC0", r.dC0}, {"dn0", r.dn0}};
-  const Snapshot expected{{"h", spec.h},   {"C", spec.C},   {"n", spec.n},   {"m", spec.m},     {"dq", spec.dq},
-                          {"dk", spec.dk}, {"dv", spec.dv}, {"di", spec.di}, {"df", spec.df},   {"dC0", spec.dC0},
-                          {"dn0", spec.dn0}};
+  const Snapshot expected{{"h", spec.h},   {"C", spec.C},     {"n", spec.n},    {"m", spec.m},
+                          {"dq", spec.dq}, {"dk", spec.dk},   {"dv", spec.dv},  {"di", spec.di},
+                          {"df", spec.df}, {"dC0", spec.dC0}, {"dn0", spec.dn0}};
   for (const auto& [name, values] : expected) EXPECT_TRUE(close(actual.at(name), values, 1e-12)) << name;
 }
 
 TEST_P(SpecSmall, LibraryAgrees) {
   const SpecCase& spec = GetParam();
   const reference::Head head = inputs(spec);
-  const MlstmShape shape{.tokens = spec.T, .dqk = spec.dqk, .dhv = spec.dhv, .dtype = DType::float64,
-                         .gate_dtype = DType::float64};
+  const MlstmShape shape{
+      .tokens = spec.T, .dqk = spec.dqk, .dhv = spec.dhv, .dtype = DType::float64, .gate_dtype = DType::float64};
   for (const Formulation formulation : {Formulation::chunkwise, Formulation::parallel, Formulation::recurrent}) {
     MlstmOptions chosen = options(spec);
     chosen.formulation = formulation;

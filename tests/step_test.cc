@@ -43,8 +43,14 @@ const StepCase large_cases[] = {
 
 Case harness_case(const StepCase& s) {
   Case c;
-  c.shape = {.batch = s.batch, .tokens = s.tokens, .qk_heads = s.qk_heads, .heads = s.heads, .dqk = s.dqk,
-             .dhv = s.dhv, .dtype = s.dtype, .gate_dtype = s.gate_dtype};
+  c.shape = {.batch = s.batch,
+             .tokens = s.tokens,
+             .qk_heads = s.qk_heads,
+             .heads = s.heads,
+             .dqk = s.dqk,
+             .dhv = s.dhv,
+             .dtype = s.dtype,
+             .gate_dtype = s.gate_dtype};
   c.options = {.gate = s.gate, .normalizer = s.normalizer, .eps = 1e-3, .qk_scale = 0.3, .soft_cap = 15};
   c.layout = s.layout;
   c.initial_state = true;
@@ -115,7 +121,8 @@ struct Pool {
     m = Tensor(dtype, {size, c.shape.heads});
     for (const Tensor* tensor : {&C, &n, &m}) {
       Values values(static_cast<std::size_t>(reference::element_count(tensor->view)));
-      for (std::size_t index = 0; index < values.size(); ++index) values[index] = 0.25 * static_cast<double>(index % 97);
+      for (std::size_t index = 0; index < values.size(); ++index)
+        values[index] = 0.25 * static_cast<double>(index % 97);
       reference::scatter(tensor->view, values);
     }
   }
@@ -158,9 +165,9 @@ void expect_slots_work(const StepCase& s, DType slot_dtype) {
   for (std::int64_t index = 0; index < Pool::size; ++index) {
     const auto used = std::find(slots, slots + s.batch, static_cast<Integer>(index));
     const auto b = static_cast<std::int64_t>(used - slots);
-    const Snapshot want = b == s.batch ? before[static_cast<std::size_t>(index)]
-                                       : state_values({slice(reached.C, 0, b, 1), slice(reached.n, 0, b, 1),
-                                                       slice(reached.m, 0, b, 1)});
+    const Snapshot want =
+        b == s.batch ? before[static_cast<std::size_t>(index)]
+                     : state_values({slice(reached.C, 0, b, 1), slice(reached.n, 0, b, 1), slice(reached.m, 0, b, 1)});
     EXPECT_TRUE(same_bits(state_values(pool.slot(index)), want)) << label(c) << ", slot " << index;
   }
   for (const Tensor* tensor : {&pool.C, &pool.n, &pool.m}) EXPECT_TRUE(tensor->buffer->margins_intact());
@@ -244,8 +251,12 @@ TEST(StepSmall, PoisonStaysInItsRowAndHead) {
     TensorView view;
     int head_axis;
     std::int64_t at_head, first_head, heads;
-  } rows[] = {{"q", f.q, 2, 1, 2, 2},    {"k", f.k, 2, 1, 2, 2},          {"v", f.v, 2, head, head, 1},
-              {"i", f.i, 2, head, head, 1}, {"f", f.f, 2, head, head, 1}, {"C", f.initial_state.C, 1, head, head, 1},
+  } rows[] = {{"q", f.q, 2, 1, 2, 2},
+              {"k", f.k, 2, 1, 2, 2},
+              {"v", f.v, 2, head, head, 1},
+              {"i", f.i, 2, head, head, 1},
+              {"f", f.f, 2, head, head, 1},
+              {"C", f.initial_state.C, 1, head, head, 1},
               {"n", f.initial_state.n, 1, head, head, 1}};
   for (const auto& hit : rows) {
     const TensorView poisoned = slice(slice(hit.view, 0, row, 1), hit.head_axis, hit.at_head, 1);

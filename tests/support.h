@@ -48,8 +48,7 @@ template <class Args>
 
 // The elements [begin, begin + count) along an axis. A view that is not given stays so.
 template <class Data>
-[[nodiscard]] BasicTensorView<Data> slice(BasicTensorView<Data> view, int axis, std::int64_t begin,
-                                          std::int64_t count);
+[[nodiscard]] BasicTensorView<Data> slice(BasicTensorView<Data> view, int axis, std::int64_t begin, std::int64_t count);
 
 // `values` of a tensor with its entries along `axis` taken in another order.
 [[nodiscard]] Values taken(const Values& values, const TensorView& shaped_like, int axis,

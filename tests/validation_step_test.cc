@@ -66,11 +66,26 @@ const std::vector<BadRow<MlstmStep>> rows{
     {"slot beyond the pool", "slots", [](MlstmStep& a) { a.slots = int64_slots(beyond); }},
     {"slot far beyond the pool", "slots", [](MlstmStep& a) { a.slots = int64_slots(far_beyond); }},
     {"one slot twice", "slots", [](MlstmStep& a) { a.slots = int64_slots(twice); }},
-    {"negative int32 slot", "slots", [](MlstmStep& a) { a.slots = {below_narrow, DType::int32, {3}}; }},
-    {"one int32 slot twice", "slots", [](MlstmStep& a) { a.slots = {twice_narrow, DType::int32, {3}}; }},
-    {"slots of floats", "slots", [](MlstmStep& a) { a.slots = {not_integers, DType::float32, {3}}; }},
-    {"too few slots", "slots", [](MlstmStep& a) { a.slots = {in_order, DType::int64, {2}}; }},
-    {"slots of rank 2", "slots", [](MlstmStep& a) { a.slots = {in_order, DType::int64, {3, 1}}; }},
+    {"negative int32 slot", "slots",
+     [](MlstmStep& a) {
+       a.slots = {below_narrow, DType::int32, {3}};
+     }},
+    {"one int32 slot twice", "slots",
+     [](MlstmStep& a) {
+       a.slots = {twice_narrow, DType::int32, {3}};
+     }},
+    {"slots of floats", "slots",
+     [](MlstmStep& a) {
+       a.slots = {not_integers, DType::float32, {3}};
+     }},
+    {"too few slots", "slots",
+     [](MlstmStep& a) {
+       a.slots = {in_order, DType::int64, {2}};
+     }},
+    {"slots of rank 2", "slots",
+     [](MlstmStep& a) {
+       a.slots = {in_order, DType::int64, {3, 1}};
+     }},
     {"null slots", "slots", [](MlstmStep& a) { a.slots = int64_slots(nullptr); }},
     {"misaligned slots", "slots",
      [](MlstmStep& a) {
@@ -89,8 +104,8 @@ const std::vector<BadRow<MlstmStep>> rows{
 Snapshot all_contents(Problem& problem) {
   Snapshot all = snapshot(problem.forward());
   const MlstmForward& f = problem.forward();
-  for (const auto& [name, view] : {std::pair("q", f.q), std::pair("k", f.k), std::pair("v", f.v), std::pair("i", f.i),
-                                   std::pair("f", f.f)}) {
+  for (const auto& [name, view] :
+       {std::pair("q", f.q), std::pair("k", f.k), std::pair("v", f.v), std::pair("i", f.i), std::pair("f", f.f)}) {
     all[name] = gather(view);
   }
   return all;

@@ -87,7 +87,8 @@ std::vector<BadRow<Args>> common_rows() {
       {"misaligned f", "f", [](Args& a) { misalign(a.f); }},
       {"q with a strided last axis", "q", [](Args& a) { a.q.strides[3] = 2; }},
       {"v with a reversed last axis", "v", [](Args& a) { a.v.strides[3] = -1; }},
-      {"initial_state.C with a strided last axis", "initial_state\\.C", [](Args& a) { a.initial_state.C.strides[3] = 2; }},
+      {"initial_state.C with a strided last axis", "initial_state\\.C",
+       [](Args& a) { a.initial_state.C.strides[3] = 2; }},
       {"initial state without m", "initial_state", [](Args& a) { a.initial_state.m = {}; }},
       {"initial state without n", "initial_state", [](Args& a) { a.initial_state.n = {}; }},
       {"initial state without C", "initial_state", [](Args& a) { a.initial_state.C = {}; }},
@@ -206,7 +207,9 @@ std::vector<BadRow<Args>> boundary_rows() {
           {"null boundaries", "cu_seqlens", given(nullptr, DType::int64, 3)},
           {"misaligned boundaries", "cu_seqlens", [](Args& a) { misalign(a.cu_seqlens); }},
           {"boundaries of rank 2", "cu_seqlens",
-           [](Args& a) { a.cu_seqlens = TensorView(a.cu_seqlens.data, DType::int64, {1, 3}); }},
+           [](Args& a) {
+             a.cu_seqlens = TensorView(a.cu_seqlens.data, DType::int64, {1, 3});
+           }},
           {"states of another number of sequences", "initial_state\\.C|cu_seqlens", [](Args& a) {
              static const std::int64_t three[] = {0, 2, 2, 6};
              a.cu_seqlens = TensorView(three, DType::int64, {4});
@@ -294,6 +297,12 @@ TEST(ValidationSmall, UnusualButGoodArgumentsAreAccepted) {
   c.layout = reference::Layout::fused;  // dq, dk, dv interleave in one buffer: their ranges overlap, no element does
   Problem fused(c);
   EXPECT_NO_THROW(backward(fused.backward()));
+  c.shape.batch = 1;
+  Problem one_row(c);
+  MlstmBackward apart = one_row.backward();  // the stride of an axis of extent 1 means nothing, however large
+  for (MutableTensorView* view : {&apart.dq, &apart.dk, &apart.dv}) view->strides[0] = huge;
+  apart.dh.strides[0] = std::numeric_limits<std::int64_t>::min();
+  EXPECT_NO_THROW(backward(apart));
 
   Problem problem(good_case());
   MlstmForward f = problem.forward();

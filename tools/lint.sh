@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-mapfile -t cxx < <(find include src cli tests examples -name '*.cc' -o -name '*.h' | sort)
+mapfile -t cxx < <(find include src cli tests examples -regex '.*\.\(cc\|h\|cu\|cuh\)' | sort)
 mapfile -t python < <(find benchmarks examples tests -name '*.py' | sort)
 ruff=.venv-lint/bin/ruff
 

@@ -4,7 +4,8 @@
 //
 // Axes: B batch, T tokens, H value heads, Hqk query/key heads (H is a multiple of Hqk; head h reads query/key head
 // h / (H / Hqk)), dqk and dhv head dimensions, N sequences (B, or the packed sequences of cu_seqlens).
-// Any strides with a contiguous last axis; for (B,H,T,D) memory pass view.transposed(1, 2).
+// Any strides with a contiguous last axis; for (B,H,T,D) memory pass view.transposed(1, 2). With the device cuda all
+// tensors, cu_seqlens and slots included, lie in device memory, where the last two are not read for validation.
 #pragma once
 
 #include <cstdint>
@@ -30,11 +31,11 @@ enum class Device : std::uint8_t { cpu, cuda };
 struct MlstmOptions {
   InputGate gate = InputGate::exponential;
   Normalizer normalizer = Normalizer::automatic;
-  double eps = 1e-6;                      // added to the denominator after the max
-  std::optional<double> qk_scale = {};    // default dqk^-0.5
-  std::optional<double> soft_cap = {};    // gates become cap * tanh(x / cap) first; default: no cap
-  bool exact_normalizer_grad = false;     // differentiate through the denominator; the paper does not
-  std::int64_t chunk_size = 0;            // spacing of stored states; 0: chosen by the plan
+  double eps = 1e-6;                    // added to the denominator after the max
+  std::optional<double> qk_scale = {};  // default dqk^-0.5
+  std::optional<double> soft_cap = {};  // gates become cap * tanh(x / cap) first; default: no cap
+  bool exact_normalizer_grad = false;   // differentiate through the denominator; the paper does not
+  std::int64_t chunk_size = 0;          // spacing of stored states; 0: chosen by the plan
   Formulation formulation = Formulation::chunkwise;
 };
 
@@ -58,46 +59,46 @@ using MlstmStateGrad = BasicMlstmStateGrad<TensorView>;
 using MutableMlstmStateGrad = BasicMlstmStateGrad<MutableTensorView>;
 
 struct MlstmForward {
-  TensorView q;                         // [B,T,Hqk,dqk]  float32, float64, bfloat16 or float16
-  TensorView k;                         // [B,T,Hqk,dqk]  dtype of q
-  TensorView v;                         // [B,T,H,dhv]    dtype of q
-  TensorView i;                         // [B,T,H]        input gate pre-activation, any float dtype
-  TensorView f;                         // [B,T,H]        forget gate pre-activation, any float dtype
-  MutableTensorView h;                  // [B,T,H,dhv]    out, dtype of q
-  MlstmState initial_state = {};        // optional, all three or none
-  MutableMlstmState last_state = {};    // optional out; may be the very views of initial_state
-  TensorView cu_seqlens = {};           // [N+1]          optional int32 or int64: 0 = c_0 <= ... <= c_N = T; then B = 1
+  TensorView q;                       // [B,T,Hqk,dqk]  float32, float64, bfloat16 or float16
+  TensorView k;                       // [B,T,Hqk,dqk]  dtype of q
+  TensorView v;                       // [B,T,H,dhv]    dtype of q
+  TensorView i;                       // [B,T,H]        input gate pre-activation, any float dtype
+  TensorView f;                       // [B,T,H]        forget gate pre-activation, any float dtype
+  MutableTensorView h;                // [B,T,H,dhv]    out, dtype of q
+  MlstmState initial_state = {};      // optional, all three or none
+  MutableMlstmState last_state = {};  // optional out; may be the very views of initial_state
+  TensorView cu_seqlens = {};         // [N+1]          optional int32 or int64: 0 = c_0 <= ... <= c_N = T; then B = 1
   MlstmOptions options = {};
 };
 
 struct MlstmBackward {
-  TensorView q;                         // [B,T,Hqk,dqk]
-  TensorView k;                         // [B,T,Hqk,dqk]
-  TensorView v;                         // [B,T,H,dhv]
-  TensorView i;                         // [B,T,H]
-  TensorView f;                         // [B,T,H]
-  TensorView dh;                        // [B,T,H,dhv]    gradient of h, dtype of q
-  MutableTensorView dq;                 // [B,T,Hqk,dqk]  out, dtype of q
-  MutableTensorView dk;                 // [B,T,Hqk,dqk]  out, dtype of q
-  MutableTensorView dv;                 // [B,T,H,dhv]    out, dtype of q
-  MutableTensorView di;                 // [B,T,H]        out, dtype of i
-  MutableTensorView df;                 // [B,T,H]        out, dtype of f
-  MlstmState initial_state = {};        // as given to forward
-  MlstmStateGrad dlast_state = {};      // optional: gradient of the last state, at its own m; C, n or both
+  TensorView q;                               // [B,T,Hqk,dqk]
+  TensorView k;                               // [B,T,Hqk,dqk]
+  TensorView v;                               // [B,T,H,dhv]
+  TensorView i;                               // [B,T,H]
+  TensorView f;                               // [B,T,H]
+  TensorView dh;                              // [B,T,H,dhv]    gradient of h, dtype of q
+  MutableTensorView dq;                       // [B,T,Hqk,dqk]  out, dtype of q
+  MutableTensorView dk;                       // [B,T,Hqk,dqk]  out, dtype of q
+  MutableTensorView dv;                       // [B,T,H,dhv]    out, dtype of q
+  MutableTensorView di;                       // [B,T,H]        out, dtype of i
+  MutableTensorView df;                       // [B,T,H]        out, dtype of f
+  MlstmState initial_state = {};              // as given to forward
+  MlstmStateGrad dlast_state = {};            // optional: gradient of the last state, at its own m; C, n or both
   MutableMlstmStateGrad dinitial_state = {};  // optional out: C, n or both
-  TensorView cu_seqlens = {};           // as given to forward
+  TensorView cu_seqlens = {};                 // as given to forward
   MlstmOptions options = {};
 };
 
 struct MlstmStep {
-  TensorView q;                         // [B,T,Hqk,dqk]  T new tokens, usually 1
-  TensorView k;                         // [B,T,Hqk,dqk]
-  TensorView v;                         // [B,T,H,dhv]
-  TensorView i;                         // [B,T,H]
-  TensorView f;                         // [B,T,H]
-  MutableTensorView h;                  // [B,T,H,dhv]    out, dtype of q
-  MutableMlstmState state;              // C [S,H,dqk,dhv], n [S,H,dqk], m [S,H]: updated in place
-  TensorView slots = {};                // [B]            optional int32 or int64: row b uses state slots[b]; default b
+  TensorView q;             // [B,T,Hqk,dqk]  T new tokens, usually 1
+  TensorView k;             // [B,T,Hqk,dqk]
+  TensorView v;             // [B,T,H,dhv]
+  TensorView i;             // [B,T,H]
+  TensorView f;             // [B,T,H]
+  MutableTensorView h;      // [B,T,H,dhv]    out, dtype of q
+  MutableMlstmState state;  // C [S,H,dqk,dhv], n [S,H,dqk], m [S,H]: updated in place
+  TensorView slots = {};    // [B]            optional int32 or int64: row b uses state slots[b]; default b
   MlstmOptions options = {};
 };
 

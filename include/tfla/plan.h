@@ -14,14 +14,14 @@ enum class Operation : std::uint8_t { forward, backward, step };
 // What a call looks like without its pointers.
 struct MlstmShape {
   std::int64_t batch = 1;
-  std::int64_t tokens = 0;         // T; for packed sequences the length of the packed axis
-  std::int64_t qk_heads = 1;       // Hqk
-  std::int64_t heads = 1;          // H
+  std::int64_t tokens = 0;    // T; for packed sequences the length of the packed axis
+  std::int64_t qk_heads = 1;  // Hqk
+  std::int64_t heads = 1;     // H
   std::int64_t dqk = 1;
   std::int64_t dhv = 1;
-  std::int64_t sequences = 1;      // N
-  std::int64_t longest = 0;        // tokens of the longest sequence
-  DType dtype = DType::float32;    // of q, k, v, h
+  std::int64_t sequences = 1;    // N
+  std::int64_t longest = 0;      // tokens of the longest sequence
+  DType dtype = DType::float32;  // of q, k, v, h
   DType gate_dtype = DType::float32;
 
   bool operator==(const MlstmShape&) const = default;
@@ -29,7 +29,8 @@ struct MlstmShape {
 
 struct Execution {
   Device device = Device::cpu;
-  int threads = 0;  // 0: as many as OpenMP would use
+  int threads = 0;         // cpu: 0 is as many as OpenMP would use
+  void* stream = nullptr;  // cuda: a cudaStream_t; calls are enqueued on it and return at once
 };
 
 struct Plan {

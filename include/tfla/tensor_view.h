@@ -87,8 +87,7 @@ struct BasicTensorView {
   }
 
   operator BasicTensorView<const void>() const  // NOLINT(google-explicit-constructor): an output can be read
-    requires(!std::is_const_v<Data>)
-  {
+      requires(!std::is_const_v<Data>) {
     BasicTensorView<const void> view;
     view.data = data;
     view.dtype = dtype;

@@ -18,10 +18,11 @@ void forward(const MlstmForward& args, const Execution& execution = {});
 void backward(const MlstmBackward& args, const Execution& execution = {});
 void step(const MlstmStep& args, const Execution& execution = {});
 
-// The same without allocation: `scratch` holds at least plan.scratch_bytes, in any state, aligned to 64 bytes.
+// The same without allocation: `scratch` holds at least plan.scratch_bytes, in any state, aligned to 64 bytes, on the
+// plan's device. `stream` is for the device cuda.
 inline constexpr std::size_t scratch_alignment = 64;
-void forward(const MlstmForward& args, const Plan& plan, std::span<std::byte> scratch);
-void backward(const MlstmBackward& args, const Plan& plan, std::span<std::byte> scratch);
-void step(const MlstmStep& args, const Plan& plan, std::span<std::byte> scratch);
+void forward(const MlstmForward& args, const Plan& plan, std::span<std::byte> scratch, void* stream = nullptr);
+void backward(const MlstmBackward& args, const Plan& plan, std::span<std::byte> scratch, void* stream = nullptr);
+void step(const MlstmStep& args, const Plan& plan, std::span<std::byte> scratch, void* stream = nullptr);
 
 }  // namespace tfla

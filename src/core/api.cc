@@ -1,25 +1,16 @@
 #include <fmt/format.h>
 
-#include <memory>
 #include <new>
 
 #include "core/checks.h"
 #include "core/validate.h"
 #include "cpu/run.h"
+#include "cuda/run.h"
 #include "tfla/tfla.h"
 
 namespace tfla {
 
 namespace {
-
-struct AlignedDelete {
-  void operator()(std::byte* memory) const { ::operator delete(memory, std::align_val_t{scratch_alignment}); }
-};
-using Scratch = std::unique_ptr<std::byte, AlignedDelete>;
-
-Scratch allocate(std::size_t bytes) {
-  return Scratch(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{scratch_alignment})));
-}
 
 void check_plan(const Plan& plan, Operation operation, const MlstmShape& shape, Formulation formulation,
                 std::span<std::byte> scratch) {
@@ -34,39 +25,79 @@ void check_plan(const Plan& plan, Operation operation, const MlstmShape& shape, 
   }
 }
 
+// Scratch of a call that allocates its own, on the plan's device.
+class OwnScratch {
+ public:
+  OwnScratch(const Plan& plan, void* stream) : cuda_(plan.device == Device::cuda), stream_(stream) {
+    if (cuda_)
+      memory_ = cuda::allocate(plan.scratch_bytes, stream);
+    else
+      memory_ = static_cast<std::byte*>(::operator new (plan.scratch_bytes, std::align_val_t{scratch_alignment}));
+  }
+  ~OwnScratch() {
+    if (cuda_)
+      cuda::release(memory_, stream_);
+    else
+      ::operator delete (memory_, std::align_val_t{scratch_alignment});
+  }
+  OwnScratch(const OwnScratch&) = delete;
+  OwnScratch& operator=(const OwnScratch&) = delete;
+
+  [[nodiscard]] std::byte* data() const { return memory_; }
+
+ private:
+  bool cuda_;
+  void* stream_;
+  std::byte* memory_ = nullptr;
+};
+
+void run(const MlstmForward& args, const Plan& plan, std::byte* scratch, void* stream) {
+  if (plan.device == Device::cuda)
+    cuda::forward(args, plan, scratch, stream);
+  else
+    cpu::forward(args, plan, scratch);
+}
+
+void run(const MlstmBackward& args, const Plan& plan, std::byte* scratch, void* stream) {
+  if (plan.device == Device::cuda)
+    cuda::backward(args, plan, scratch, stream);
+  else
+    cpu::backward(args, plan, scratch);
+}
+
+void run(const MlstmStep& args, const Plan& plan, std::byte* scratch, void* stream) {
+  if (plan.device == Device::cuda)
+    cuda::step(args, plan, scratch, stream);
+  else
+    cpu::step(args, plan, scratch);
+}
+
+template <class Args>
+void plan_and_run(const Args& args, const Execution& execution) {
+  const Plan chosen = plan(args, execution);
+  const OwnScratch scratch(chosen, execution.stream);
+  run(args, chosen, scratch.data(), execution.stream);
+}
+
 }  // namespace
 
-void forward(const MlstmForward& args, const Plan& plan, std::span<std::byte> scratch) {
-  check_plan(plan, Operation::forward, validate(args), args.options.formulation, scratch);
-  cpu::forward(args, plan, scratch.data());
+void forward(const MlstmForward& args, const Plan& plan, std::span<std::byte> scratch, void* stream) {
+  check_plan(plan, Operation::forward, validate(args, plan.device), args.options.formulation, scratch);
+  run(args, plan, scratch.data(), stream);
 }
 
-void backward(const MlstmBackward& args, const Plan& plan, std::span<std::byte> scratch) {
-  check_plan(plan, Operation::backward, validate(args), args.options.formulation, scratch);
-  cpu::backward(args, plan, scratch.data());
+void backward(const MlstmBackward& args, const Plan& plan, std::span<std::byte> scratch, void* stream) {
+  check_plan(plan, Operation::backward, validate(args, plan.device), args.options.formulation, scratch);
+  run(args, plan, scratch.data(), stream);
 }
 
-void step(const MlstmStep& args, const Plan& plan, std::span<std::byte> scratch) {
-  check_plan(plan, Operation::step, validate(args), Formulation::recurrent, scratch);
-  cpu::step(args, plan, scratch.data());
+void step(const MlstmStep& args, const Plan& plan, std::span<std::byte> scratch, void* stream) {
+  check_plan(plan, Operation::step, validate(args, plan.device), Formulation::recurrent, scratch);
+  run(args, plan, scratch.data(), stream);
 }
 
-void forward(const MlstmForward& args, const Execution& execution) {
-  const Plan chosen = plan(args, execution);
-  const Scratch scratch = allocate(chosen.scratch_bytes);
-  cpu::forward(args, chosen, scratch.get());
-}
-
-void backward(const MlstmBackward& args, const Execution& execution) {
-  const Plan chosen = plan(args, execution);
-  const Scratch scratch = allocate(chosen.scratch_bytes);
-  cpu::backward(args, chosen, scratch.get());
-}
-
-void step(const MlstmStep& args, const Execution& execution) {
-  const Plan chosen = plan(args, execution);
-  const Scratch scratch = allocate(chosen.scratch_bytes);
-  cpu::step(args, chosen, scratch.get());
-}
+void forward(const MlstmForward& args, const Execution& execution) { plan_and_run(args, execution); }
+void backward(const MlstmBackward& args, const Execution& execution) { plan_and_run(args, execution); }
+void step(const MlstmStep& args, const Execution& execution) { plan_and_run(args, execution); }
 
 }  // namespace tfla

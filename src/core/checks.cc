@@ -62,7 +62,8 @@ void check_rank(std::string_view name, const TensorView& view, int rank, std::st
   }
   for (int axis = 0; axis < view.rank; ++axis) {
     if (view.shape[axis] < 0) {
-      refuse(fmt::format("tfla: {} has the negative extent {} in its shape {}", name, view.shape[axis], shape_text(view)));
+      refuse(
+          fmt::format("tfla: {} has the negative extent {} in its shape {}", name, view.shape[axis], shape_text(view)));
     }
   }
 }
@@ -71,7 +72,8 @@ void check_tensor(std::string_view name, const TensorView& view, std::initialize
                   std::string_view axes, LastAxis last_axis) {
   check_rank(name, view, static_cast<int>(shape.size()), axes);
   if (!std::equal(shape.begin(), shape.end(), view.shape.begin())) {
-    refuse(fmt::format("tfla: {} has shape {}; it must be {} = ({})", name, shape_text(view), axes, fmt::join(shape, ",")));
+    refuse(fmt::format("tfla: {} has shape {}; it must be {} = ({})", name, shape_text(view), axes,
+                       fmt::join(shape, ",")));
   }
   check_memory(name, view, last_axis);
 }

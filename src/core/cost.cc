@@ -24,7 +24,8 @@ Products products(const Plan& plan) {
   }
   const double inner = static_cast<double>((plan.chunk + plan.tile - 1) / plan.tile);
   const double rebuilt = (inner - 1) / inner;  // tile states inside a chunk are computed once more
-  if (backward) return {.state = 5 + rebuilt + (plan.fused() ? 0 : 2), .square_qk = 3.0 + (plan.fused() ? 0 : 1), .square_hv = 2};
+  if (backward)
+    return {.state = 5 + rebuilt + (plan.fused() ? 0 : 2), .square_qk = 3.0 + (plan.fused() ? 0 : 1), .square_hv = 2};
   return {.state = plan.fused() ? 2.0 : 3.0, .square_qk = 1, .square_hv = 1};
 }
 
@@ -43,7 +44,8 @@ double tensor_bytes(Operation operation, const MlstmShape& shape) {
 
 Cost cost(const Plan& plan) {
   const MlstmShape& shape = plan.shape;
-  const double rows = static_cast<double>(shape.batch) * static_cast<double>(shape.tokens) * static_cast<double>(shape.heads);
+  const double rows =
+      static_cast<double>(shape.batch) * static_cast<double>(shape.tokens) * static_cast<double>(shape.heads);
   const auto dqk = static_cast<double>(shape.dqk);
   const auto dhv = static_cast<double>(shape.dhv);
   const double width = static_cast<double>(std::min(plan.tile, std::max<std::int64_t>(shape.longest, 1)));
@@ -53,7 +55,9 @@ Cost cost(const Plan& plan) {
   const double square = rows * width * 2 * (count.square_qk * dqk + count.square_hv * dhv);
   const double executed = plan.formulation == Formulation::parallel ? 0.5 : 1.0;
   // A useful product is one that the method needs: rebuilt states and repeated squares do not count.
-  const double useful_state = plan.formulation == Formulation::parallel ? 0 : plan.operation == Operation::backward ? 5 : 2;
+  const double useful_state = plan.formulation == Formulation::parallel ? 0
+                              : plan.operation == Operation::backward   ? 5
+                                                                        : 2;
   const bool backward = plan.operation == Operation::backward;
   const bool squares = plan.operation != Operation::step && plan.formulation != Formulation::recurrent;
   const double useful_square = squares ? rows * width * ((backward ? 3 : 1) * dqk + (backward ? 2 : 1) * dhv) : 0;

@@ -77,7 +77,8 @@ bool decide(Search& search, std::int64_t low, std::int64_t high) {
 }  // namespace
 
 bool is_empty(const TensorView& view) {
-  return std::any_of(view.shape.begin(), view.shape.begin() + view.rank, [](std::int64_t extent) { return extent == 0; });
+  return std::any_of(view.shape.begin(), view.shape.begin() + view.rank,
+                     [](std::int64_t extent) { return extent == 0; });
 }
 
 bool byte_range(const TensorView& view, std::int64_t& low, std::int64_t& high) {

@@ -11,7 +11,8 @@ namespace tfla {
 // True if two different indices reach the same byte (a stride of 0, say).
 [[nodiscard]] bool overlaps_itself(const TensorView& view);
 
-// Lowest and one past the highest byte, relative to data. False if that does not fit in 64 bits. Needs no negative extent.
+// Lowest and one past the highest byte, relative to data. False if that does not fit in 64 bits. Needs no negative
+// extent.
 [[nodiscard]] bool byte_range(const TensorView& view, std::int64_t& low, std::int64_t& high);
 
 // No elements.

@@ -10,6 +10,7 @@
 #include "core/validate.h"
 #include "cpu/run.h"
 #include "cpu/states.h"
+#include "cuda/run.h"
 
 namespace tfla {
 
@@ -27,9 +28,9 @@ double state_bytes(const Plan& plan) {
 // Stored states may take this share of the memory of the call's own tensors.
 constexpr double state_share = 0.20;
 
-// Tokens of a tile. Work inside the tile grows with it, 2 (dqk + dhv) operations per token and column; the passes over the
-// state, dqk dhv elements, are shared by its tokens. Their balance is a tile of sqrt(c dqk dhv / (dqk + dhv)).
-// c = 24 fits an EPYC 9004 core with AVX-512 and with AVX2 kernels (docs/cpu.md); below 32 the products are too small.
+// Tokens of a tile. Work inside the tile grows with it, 2 (dqk + dhv) operations per token and column; the passes over
+// the state, dqk dhv elements, are shared by its tokens. Their balance is a tile of sqrt(c dqk dhv / (dqk + dhv)). c =
+// 24 fits an EPYC 9004 core with AVX-512 and with AVX2 kernels (docs/cpu.md); below 32 the products are too small.
 std::int64_t choose_tile(const MlstmShape& shape) {
   const auto dqk = static_cast<double>(shape.dqk);
   const auto dhv = static_cast<double>(shape.dhv);
@@ -43,7 +44,8 @@ std::int64_t choose_span(const Plan& plan) {
   const MlstmShape& shape = plan.shape;
   const bool backward = plan.operation == Operation::backward;
   const auto threads = static_cast<double>(plan.threads);
-  const double total = static_cast<double>(shape.batch) * static_cast<double>(shape.tokens) * static_cast<double>(shape.heads);
+  const double total =
+      static_cast<double>(shape.batch) * static_cast<double>(shape.tokens) * static_cast<double>(shape.heads);
   const std::int64_t units = shape.sequences * (backward ? shape.qk_heads : shape.heads);
   const std::int64_t whole = std::max<std::int64_t>(shape.longest, 1);
   if (units == 0 || plan.threads == 1) return whole;
@@ -58,8 +60,10 @@ std::int64_t choose_span(const Plan& plan) {
   const double staged = std::max(total / threads, static_cast<double>(whole) / panels) * states + total / threads;
   if (staged >= fused) return whole;
 
-  const double one_per_sequence = static_cast<double>(shape.sequences * shape.heads) * state_bytes(plan) * (backward ? 2 : 1);
-  const auto affordable = static_cast<std::int64_t>(state_share * tensor_bytes(plan.operation, shape) / one_per_sequence);
+  const double one_per_sequence =
+      static_cast<double>(shape.sequences * shape.heads) * state_bytes(plan) * (backward ? 2 : 1);
+  const auto affordable =
+      static_cast<std::int64_t>(state_share * tensor_bytes(plan.operation, shape) / one_per_sequence);
   const std::int64_t wanted = ceil_div(4 * static_cast<std::int64_t>(plan.threads), units);
   const std::int64_t spans = std::min(wanted, affordable);
   if (spans < 2) return whole;
@@ -72,7 +76,7 @@ std::int64_t choose_backward_chunk(const Plan& plan) {
   const double budget = state_share * tensor_bytes(plan.operation, plan.shape) / plan.threads;
   std::int64_t best = plan.tile;
   double least = INFINITY;
-  for (std::int64_t chunk = plan.tile; ; chunk *= 2) {
+  for (std::int64_t chunk = plan.tile;; chunk *= 2) {
     const double stored = static_cast<double>(ceil_div(span, chunk) + chunk / plan.tile - 1) * state_bytes(plan);
     if (stored <= budget) return chunk;
     if (stored < least) {
@@ -83,7 +87,22 @@ std::int64_t choose_backward_chunk(const Plan& plan) {
   }
 }
 
+// The kernels tile inside a chunk by 64 x 64, so the chunk is the spacing of stored states and little else. 128 keeps
+// the states of training within a third of the memory of its tensors at 128/256.
+void choose_cuda_ranges(Plan& plan, const MlstmOptions& options) {
+  constexpr std::int64_t tile = 64, usual_chunk = 128, longest_chunk = std::int64_t{1} << 30;
+  const std::int64_t longest = std::clamp<std::int64_t>(plan.shape.longest, 1, longest_chunk);
+  plan.tile = tile;
+  plan.span = std::max<std::int64_t>(plan.shape.longest, 1);
+  plan.chunk = std::min(options.chunk_size > 0 ? options.chunk_size : usual_chunk, longest);
+  if (plan.formulation == Formulation::parallel) plan.chunk = longest;
+}
+
 void choose_ranges(Plan& plan, const MlstmOptions& options) {
+  if (plan.device == Device::cuda) {
+    choose_cuda_ranges(plan, options);
+    return;
+  }
   const std::int64_t longest = std::max<std::int64_t>(plan.shape.longest, 1);
   if (plan.formulation == Formulation::parallel) {
     plan.tile = plan.chunk = plan.span = longest;
@@ -116,16 +135,20 @@ std::int64_t choose_panel(const Plan& plan) {
 void check_countable(const Plan& plan) {
   const MlstmShape& shape = plan.shape;
   const auto tile = static_cast<double>(plan.tile);
-  const double tokens = static_cast<double>(shape.batch) * static_cast<double>(shape.tokens) * static_cast<double>(shape.heads);
-  const double spans = plan.span == 0 ? 0 : tokens / static_cast<double>(plan.span) +
-                                                static_cast<double>(shape.sequences) * static_cast<double>(shape.heads);
-  const double per_thread = plan.chunk == 0 ? 4 : 4 + static_cast<double>(plan.span / plan.chunk + plan.chunk / plan.tile);
+  const double tokens =
+      static_cast<double>(shape.batch) * static_cast<double>(shape.tokens) * static_cast<double>(shape.heads);
+  const double spans = plan.span == 0 ? 0
+                                      : tokens / static_cast<double>(plan.span) +
+                                            static_cast<double>(shape.sequences) * static_cast<double>(shape.heads);
+  const double per_thread =
+      plan.chunk == 0 ? 4 : 4 + static_cast<double>(plan.span / plan.chunk + plan.chunk / plan.tile);
   const double dims = static_cast<double>(shape.dqk) + static_cast<double>(shape.dhv);
   const double bytes = tokens * 128 + (2 * spans + plan.threads * per_thread) * 4 * state_bytes(plan) +
                        plan.threads * (static_cast<double>(plan.span) * 2 + tile * 16 + 64) * (dims + tile) * 8;
   if (bytes < 0x1p60) return;
-  refuse(fmt::format("tfla: q has head dimension {} and v has {} over {} tokens; scratch for that does not fit in memory",
-                     shape.dqk, shape.dhv, shape.tokens));
+  refuse(
+      fmt::format("tfla: q has head dimension {} and v has {} over {} tokens; scratch for that does not fit in memory",
+                  shape.dqk, shape.dhv, shape.tokens));
 }
 
 Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions& options, const Execution& execution) {
@@ -143,7 +166,7 @@ Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions&
     choose_ranges(plan, options);
   }
   check_countable(plan);
-  plan.scratch_bytes = cpu::scratch_bytes(plan);
+  plan.scratch_bytes = plan.device == Device::cuda ? cuda::scratch_bytes(plan) : cpu::scratch_bytes(plan);
   const Cost work = cost(plan);
   plan.flops = work.flops;
   plan.useful_flops = work.useful_flops;
@@ -169,7 +192,14 @@ const char* text(Formulation formulation) {
   return "";
 }
 
+std::string cuda_kernels(const Plan& plan) {
+  if (plan.formulation == Formulation::recurrent) return "portable step";
+  if (plan.operation == Operation::forward) return "portable gates, states, outputs";
+  return "portable gates, states, rows, dstates, gradients";
+}
+
 std::string kernels(const Plan& plan) {
+  if (plan.device == Device::cuda) return cuda_kernels(plan);
   if (plan.operation == Operation::step) return "step";
   switch (plan.formulation) {
     case Formulation::recurrent: return "step over every token";
@@ -178,7 +208,8 @@ std::string kernels(const Plan& plan) {
                                                   : "gates, row gradients, column gradients";
     case Formulation::chunkwise: break;
   }
-  if (plan.operation == Operation::forward) return plan.fused() ? "gates, states + outputs (fused)" : "gates, states, outputs";
+  if (plan.operation == Operation::forward)
+    return plan.fused() ? "gates, states + outputs (fused)" : "gates, states, outputs";
   return plan.fused() ? "gates, states, dstates + gradients (fused)" : "gates, states, dstates, gradients";
 }
 
@@ -193,29 +224,34 @@ Plan plan(Operation operation, const MlstmShape& shape, const MlstmOptions& opti
 
 Plan plan(const MlstmForward& args, const Execution& execution) {
   validate_execution(execution);
-  return make_plan(Operation::forward, validate(args), args.options, execution);
+  return make_plan(Operation::forward, validate(args, execution.device), args.options, execution);
 }
 
 Plan plan(const MlstmBackward& args, const Execution& execution) {
   validate_execution(execution);
-  return make_plan(Operation::backward, validate(args), args.options, execution);
+  return make_plan(Operation::backward, validate(args, execution.device), args.options, execution);
 }
 
 Plan plan(const MlstmStep& args, const Execution& execution) {
   validate_execution(execution);
-  return make_plan(Operation::step, validate(args), args.options, execution);
+  return make_plan(Operation::step, validate(args, execution.device), args.options, execution);
 }
 
 std::string describe(const Plan& plan) {
   const MlstmShape& shape = plan.shape;
   const double tensors = tensor_bytes(plan.operation, shape);
   std::string page;
-  const auto line = [&page](const char* key, const std::string& value) { page += fmt::format("{:<16}{}\n", key, value); };
+  const auto line = [&page](const char* key, const std::string& value) {
+    page += fmt::format("{:<16}{}\n", key, value);
+  };
   line("operation", fmt::format("{}, {}", text(plan.operation), text(plan.formulation)));
-  line("shape", fmt::format("B {}  T {}  N {}  Hqk {}  H {}  dqk {}  dhv {}", shape.batch, shape.tokens, shape.sequences,
-                            shape.qk_heads, shape.heads, shape.dqk, shape.dhv));
-  line("types", fmt::format("tensors {}, gates {}, arithmetic {}", name(shape.dtype), name(shape.gate_dtype), name(plan.compute)));
-  line("device", fmt::format("cpu, {} thread{}", plan.threads, plan.threads == 1 ? "" : "s"));
+  line("shape", fmt::format("B {}  T {}  N {}  Hqk {}  H {}  dqk {}  dhv {}", shape.batch, shape.tokens,
+                            shape.sequences, shape.qk_heads, shape.heads, shape.dqk, shape.dhv));
+  line("types", fmt::format("tensors {}, gates {}, arithmetic {}", name(shape.dtype), name(shape.gate_dtype),
+                            name(plan.compute)));
+  line("device", plan.device == Device::cuda
+                     ? "cuda"
+                     : fmt::format("cpu, {} thread{}", plan.threads, plan.threads == 1 ? "" : "s"));
   line("kernels", kernels(plan));
   if (plan.formulation == Formulation::recurrent) {
     line("panel", fmt::format("{} columns of the state at a time", plan.panel));

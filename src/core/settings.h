@@ -20,7 +20,8 @@ struct Settings {
 
 [[nodiscard]] inline Settings resolve(const MlstmOptions& options, std::int64_t dqk) {
   const bool exponential = options.gate == InputGate::exponential;
-  const bool normalized = options.normalizer == Normalizer::automatic ? exponential : options.normalizer == Normalizer::max;
+  const bool normalized =
+      options.normalizer == Normalizer::automatic ? exponential : options.normalizer == Normalizer::max;
   return {.exponential = exponential,
           .normalized = normalized,
           .exact = normalized && options.exact_normalizer_grad,

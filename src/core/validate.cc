@@ -9,6 +9,7 @@
 
 #include "core/checks.h"
 #include "core/read_index.h"
+#include "cuda/run.h"
 #include "tfla/error.h"
 
 namespace tfla {
@@ -44,8 +45,10 @@ MlstmShape check_inputs(const Args& args) {
   validate_shape(shape);
   check_same_dtype("k", args.k, "q", shape.dtype);
   check_same_dtype("v", args.v, "q", shape.dtype);
-  check_tensor("q", args.q, {shape.batch, shape.tokens, shape.qk_heads, shape.dqk}, "(B,T,Hqk,dqk)", LastAxis::contiguous);
-  check_tensor("k", args.k, {shape.batch, shape.tokens, shape.qk_heads, shape.dqk}, "(B,T,Hqk,dqk)", LastAxis::contiguous);
+  check_tensor("q", args.q, {shape.batch, shape.tokens, shape.qk_heads, shape.dqk}, "(B,T,Hqk,dqk)",
+               LastAxis::contiguous);
+  check_tensor("k", args.k, {shape.batch, shape.tokens, shape.qk_heads, shape.dqk}, "(B,T,Hqk,dqk)",
+               LastAxis::contiguous);
   check_tensor("v", args.v, {shape.batch, shape.tokens, shape.heads, shape.dhv}, "(B,T,H,dhv)", LastAxis::contiguous);
   check_tensor("i", args.i, {shape.batch, shape.tokens, shape.heads}, "(B,T,H)", LastAxis::any);
   check_tensor("f", args.f, {shape.batch, shape.tokens, shape.heads}, "(B,T,H)", LastAxis::any);
@@ -104,16 +107,18 @@ void check_index_vector(const char* name, const TensorView& view, const char* ax
 }
 
 // Packed sequences: fills `sequences` and `longest`.
-void check_cu_seqlens(const TensorView& cu, MlstmShape& shape) {
+void check_cu_seqlens(const TensorView& cu, Device device, MlstmShape& shape) {
   if (!cu.given()) return;
   check_index_vector("cu_seqlens", cu, "(N+1)");
   if (shape.batch != 1) {
-    refuse(fmt::format("tfla: cu_seqlens is given with a batch of {}; packed sequences lie in a batch of 1", shape.batch));
+    refuse(
+        fmt::format("tfla: cu_seqlens is given with a batch of {}; packed sequences lie in a batch of 1", shape.batch));
   }
   if (cu.shape[0] == 0) refuse("tfla: cu_seqlens is empty; it must hold at least the 0 it begins with");
+  shape.sequences = cu.shape[0] - 1;
+  if (device != Device::cpu) return;
   std::int64_t previous = read_index(cu, 0);
   if (previous != 0) refuse(fmt::format("tfla: cu_seqlens begins with {}; it must begin with 0", previous));
-  shape.sequences = cu.shape[0] - 1;
   shape.longest = 0;
   for (std::int64_t s = 1; s <= shape.sequences; ++s) {
     const std::int64_t next = read_index(cu, s);
@@ -124,25 +129,28 @@ void check_cu_seqlens(const TensorView& cu, MlstmShape& shape) {
     previous = next;
   }
   if (previous != shape.tokens) {
-    refuse(fmt::format("tfla: cu_seqlens ends with {}; it must end with the number of tokens, {}", previous, shape.tokens));
+    refuse(fmt::format("tfla: cu_seqlens ends with {}; it must end with the number of tokens, {}", previous,
+                       shape.tokens));
   }
 }
 
-void check_slots(const TensorView& slots, const MlstmShape& shape, std::int64_t states) {
+void check_slots(const TensorView& slots, Device device, const MlstmShape& shape, std::int64_t states) {
   if (!slots.given()) {
     if (states != shape.batch) {
-      refuse(fmt::format("tfla: state.C has {} states for a batch of {}; they must be equal unless slots is given", states,
-                         shape.batch));
+      refuse(fmt::format("tfla: state.C has {} states for a batch of {}; they must be equal unless slots is given",
+                         states, shape.batch));
     }
     return;
   }
   check_index_vector("slots", slots, "(B)");
   check_tensor("slots", slots, {shape.batch}, "(B)", LastAxis::any);
+  if (device != Device::cpu) return;
   std::vector<std::int64_t> used(static_cast<std::size_t>(shape.batch));
   for (std::int64_t b = 0; b < shape.batch; ++b) {
     const std::int64_t slot = read_index(slots, b);
     if (slot < 0 || slot >= states) {
-      refuse(fmt::format("tfla: slots[{}] is {}; it must be at least 0 and below {}, the number of states", b, slot, states));
+      refuse(fmt::format("tfla: slots[{}] is {}; it must be at least 0 and below {}, the number of states", b, slot,
+                         states));
     }
     used[static_cast<std::size_t>(b)] = slot;
   }
@@ -165,6 +173,13 @@ void add_inputs(OverlapCheck& check, const Args& args) {
 }  // namespace
 
 void validate_shape(const MlstmShape& shape) {
+  const auto is_float = [](DType dtype) { return std::find(floats.begin(), floats.end(), dtype) != floats.end(); };
+  if (!is_float(shape.dtype)) {
+    refuse(fmt::format("tfla: q has dtype {}; it must be a float type", tfla::name(shape.dtype)));
+  }
+  if (!is_float(shape.gate_dtype)) {
+    refuse(fmt::format("tfla: i has dtype {}; it must be a float type", tfla::name(shape.gate_dtype)));
+  }
   const auto at_least = [](const char* name, std::int64_t value, std::int64_t least) {
     if (value < least) refuse(fmt::format("tfla: {} is {}; it must be at least {}", name, value, least));
   };
@@ -177,22 +192,24 @@ void validate_shape(const MlstmShape& shape) {
   at_least("the head dimension dqk (axis 3 of q)", shape.dqk, 1);
   at_least("the head dimension dhv (axis 3 of v)", shape.dhv, 1);
   if (shape.heads % shape.qk_heads != 0) {
-    refuse(fmt::format("tfla: v has {} heads and q has {}; the heads of v must be a multiple of those of q", shape.heads,
-                       shape.qk_heads));
+    refuse(fmt::format("tfla: v has {} heads and q has {}; the heads of v must be a multiple of those of q",
+                       shape.heads, shape.qk_heads));
   }
   if (shape.dqk > largest_head_dim || shape.dhv > largest_head_dim) {
     refuse(fmt::format("tfla: q has head dimension {} and v has {}; the largest is {}", shape.dqk, shape.dhv,
                        largest_head_dim));
   }
   std::int64_t tokens = 0;
-  if (__builtin_mul_overflow(shape.batch, shape.tokens, &tokens) || __builtin_mul_overflow(tokens, shape.heads, &tokens)) {
-    refuse(fmt::format("tfla: q and v have {} x {} tokens of {} heads, which overflows 64 bits", shape.batch, shape.tokens,
-                       shape.heads));
+  if (__builtin_mul_overflow(shape.batch, shape.tokens, &tokens) ||
+      __builtin_mul_overflow(tokens, shape.heads, &tokens)) {
+    refuse(fmt::format("tfla: q and v have {} x {} tokens of {} heads, which overflows 64 bits", shape.batch,
+                       shape.tokens, shape.heads));
   }
 }
 
 void validate_options(const MlstmOptions& options, Operation operation) {
   const auto in_range = [](auto value, auto highest) { return static_cast<int>(value) <= static_cast<int>(highest); };
+  if (!in_range(operation, Operation::step)) refuse("tfla: operation is not one of forward, backward and step");
   if (!in_range(options.gate, InputGate::sigmoid)) refuse("tfla: options.gate is not one of exponential and sigmoid");
   if (!in_range(options.normalizer, Normalizer::max)) {
     refuse("tfla: options.normalizer is not one of automatic, none and max");
@@ -222,14 +239,18 @@ void validate_execution(const Execution& execution) {
   if (execution.threads < 0) {
     refuse(fmt::format("tfla: execution.threads is {}; it must be positive, or 0 for the default", execution.threads));
   }
-  if (execution.device != Device::cpu) throw Unavailable("tfla: this build has no CUDA backend; use the device cpu");
+  if (execution.device == Device::cuda) {
+    cuda::check_available();
+  } else if (execution.device != Device::cpu) {
+    refuse("tfla: execution.device is not one of cpu and cuda");
+  }
 }
 
-MlstmShape validate(const MlstmForward& args) {
+MlstmShape validate(const MlstmForward& args, Device device) {
   validate_options(args.options, Operation::forward);
   MlstmShape shape = check_inputs(args);
   check_values("h", args.h, shape);
-  check_cu_seqlens(args.cu_seqlens, shape);
+  check_cu_seqlens(args.cu_seqlens, device, shape);
   check_optional_state("initial_state", args.initial_state, shape);
   check_optional_state("last_state", args.last_state, shape);
 
@@ -246,7 +267,7 @@ MlstmShape validate(const MlstmForward& args) {
   return shape;
 }
 
-MlstmShape validate(const MlstmBackward& args) {
+MlstmShape validate(const MlstmBackward& args, Device device) {
   validate_options(args.options, Operation::backward);
   MlstmShape shape = check_inputs(args);
   check_values("dh", args.dh, shape);
@@ -260,7 +281,7 @@ MlstmShape validate(const MlstmBackward& args) {
   check_tensor("df", args.df, {shape.batch, shape.tokens, shape.heads}, "(B,T,H)", LastAxis::any);
   check_same_dtype("di", args.di, "i", args.i.dtype);
   check_same_dtype("df", args.df, "f", args.f.dtype);
-  check_cu_seqlens(args.cu_seqlens, shape);
+  check_cu_seqlens(args.cu_seqlens, device, shape);
   check_optional_state("initial_state", args.initial_state, shape);
   check_state_grad("dlast_state", args.dlast_state, shape);
   check_state_grad("dinitial_state", args.dinitial_state, shape);
@@ -284,14 +305,14 @@ MlstmShape validate(const MlstmBackward& args) {
   return shape;
 }
 
-MlstmShape validate(const MlstmStep& args) {
+MlstmShape validate(const MlstmStep& args, Device device) {
   validate_options(args.options, Operation::step);
   const MlstmShape shape = check_inputs(args);
   check_values("h", args.h, shape);
   check_rank("state.C", args.state.C, 4, "(S,H,dqk,dhv)");
   const std::int64_t states = args.state.C.shape[0];
   check_whole_state("state", args.state, states, shape);
-  check_slots(args.slots, shape, states);
+  check_slots(args.slots, device, shape, states);
 
   OverlapCheck check;
   add_inputs(check, args);

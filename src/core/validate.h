@@ -5,10 +5,11 @@
 
 namespace tfla {
 
-// Throw InvalidArgument, or return what the plan needs to know of the arguments.
-[[nodiscard]] MlstmShape validate(const MlstmForward& args);
-[[nodiscard]] MlstmShape validate(const MlstmBackward& args);
-[[nodiscard]] MlstmShape validate(const MlstmStep& args);
+// Throw InvalidArgument, or return what the plan needs to know of the arguments. What lies on a GPU is not read: there
+// `longest` is the length of the packed axis, and bad numbers in cu_seqlens or slots are kept in bounds by the kernels.
+[[nodiscard]] MlstmShape validate(const MlstmForward& args, Device device);
+[[nodiscard]] MlstmShape validate(const MlstmBackward& args, Device device);
+[[nodiscard]] MlstmShape validate(const MlstmStep& args, Device device);
 
 void validate_shape(const MlstmShape& shape);
 void validate_options(const MlstmOptions& options, Operation operation);

@@ -119,7 +119,8 @@ class SpanGradients {
     if (span_.end == span_.sequence.length) {
       load_state(tensors_.dlast_state.C, tensors_.dlast_state.n, sequence, head, columns, dstate);
     } else {
-      State<Real> end = state_in(state_of_span(plan.shape, scratch_.span_dstates, span_.number, head), plan.shape, columns);
+      State<Real> end =
+          state_in(state_of_span(plan.shape, scratch_.span_dstates, span_.number, head), plan.shape, columns);
       end.zero = false;
       copy_state(end, dstate);
     }
@@ -176,7 +177,8 @@ class SpanGradients {
 // Reverse-time twin of states_at_spans: the gradient of the state at the end of every span but the last.
 template <class Real>
 void dstates_at_spans(const Problem& problem, const BackwardTensors& tensors, const BackwardScratch<Real>& scratch,
-                      const GradientBuffers<Real>& buffers, const Sequence& sequence, std::int64_t head, Columns columns) {
+                      const GradientBuffers<Real>& buffers, const Sequence& sequence, std::int64_t head,
+                      Columns columns) {
   const Plan& plan = problem.plan;
   if (sequence.length <= plan.span) return;
   const std::int64_t first = first_span(plan, sequence);
@@ -200,7 +202,8 @@ void dstates_at_spans(const Problem& problem, const BackwardTensors& tensors, co
       const Matrix<Real> dHt = dense(buffers.dht, tile.size(), columns.width);
       scale_rows(static_cast<Real>(problem.settings.scale), gates.qbar, Q, Qb);
       scale_rows<Real>(1, gates.inverse, dH, dHt);
-      retreat<Real>(gates.qbar[tile.size() - 1], Qb, dHt, problem.settings.exact ? scratch.deta + offset : nullptr, dstate);
+      retreat<Real>(gates.qbar[tile.size() - 1], Qb, dHt, problem.settings.exact ? scratch.deta + offset : nullptr,
+                    dstate);
       end = tile.begin;
     }
     later = dstate;
@@ -284,7 +287,7 @@ void run_backward(const Problem& problem, const BackwardTensors& tensors, const 
   for_spans(plan.shape.qk_heads, [](const SpanGradients<Real>& span, std::int64_t qk_head) { span.run(qk_head); });
 }
 
-#define TFLA_INSTANTIATE(Real)          \
+#define TFLA_INSTANTIATE(Real)           \
   template struct BackwardScratch<Real>; \
   template void run_backward(const Problem&, const BackwardTensors&, const BackwardScratch<Real>&)
 TFLA_INSTANTIATE(float);

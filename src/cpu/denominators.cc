@@ -65,7 +65,8 @@ void denominators(const Problem& problem, const GateVectors<Real>& vectors, cons
       const Tile row{sequence, head, token, token + 1};
       const Matrix<const Real> q = load_tile(problem.q, row, qk_head, buffers.q, 0, dqk);
       const Matrix<const Real> k = load_tile(problem.k, row, qk_head, buffers.k, 0, dqk);
-      const double qn = problem.settings.scale * simd::step_vector(buffers.decay[t], buffers.weight[t], k.data, q.data, buffers.n, dqk);
+      const double qn = problem.settings.scale *
+                        simd::step_vector(buffers.decay[t], buffers.weight[t], k.data, q.data, buffers.n, dqk);
       const Denominator den = denominator(problem.settings, qn, -gates.minus_m[token]);
       gates.inverse[token] = static_cast<Real>(den.inverse);
       gates.slope[token] = static_cast<Real>(den.slope);
@@ -73,9 +74,10 @@ void denominators(const Problem& problem, const GateVectors<Real>& vectors, cons
   }
 }
 
-#define TFLA_INSTANTIATE(Real)       \
-  template struct NormBuffers<Real>; \
-  template void denominators(const Problem&, const GateVectors<Real>&, const Sequence&, std::int64_t, const NormBuffers<Real>&)
+#define TFLA_INSTANTIATE(Real)                                                                        \
+  template struct NormBuffers<Real>;                                                                  \
+  template void denominators(const Problem&, const GateVectors<Real>&, const Sequence&, std::int64_t, \
+                             const NormBuffers<Real>&)
 TFLA_INSTANTIATE(float);
 TFLA_INSTANTIATE(double);
 #undef TFLA_INSTANTIATE

@@ -11,8 +11,22 @@ namespace tfla::cpu {
 
 namespace {
 
-// A forget gate of minus infinity is a full reset. A log f this small closes any gate just as well and keeps sums finite.
-constexpr double least_log_forget = -1e6;
+// A forget gate of minus infinity is a full reset. Any log f that is 800 below all that input gates and the state can
+// make up for closes the gate just as well (exp(-800) is 0 in double), and keeps the digits of the sums it enters.
+void limit_resets(double m, double* log_f, const double* log_i, std::int64_t length) {
+  constexpr double closed = 800;
+  double low = m;
+  double high = m;
+  for (std::int64_t t = 0; t < length; ++t) {
+    if (!std::isfinite(log_i[t])) continue;
+    low = std::min(low, log_i[t]);
+    high = std::max(high, log_i[t]);
+  }
+  const double least = low - high - closed;
+  for (std::int64_t t = 0; t < length; ++t) {
+    if (log_f[t] < least) log_f[t] = least;
+  }
+}
 
 std::int64_t gate_offset(const TensorView& view, const Sequence& sequence, std::int64_t token, std::int64_t head) {
   return sequence.batch * view.strides[0] + (sequence.offset + token) * view.strides[1] + head * view.strides[2];
@@ -106,7 +120,8 @@ double initial_max(const Problem& problem, const Sequence& sequence, std::int64_
   return m.given() ? read_gate(m, sequence.index * m.strides[0] + head * m.strides[1]) : 0.0;
 }
 
-void log_gates(const Problem& problem, const Sequence& sequence, std::int64_t head, double* log_f, double* log_i) {
+void log_gates(const Problem& problem, const Sequence& sequence, std::int64_t head, double m, double* log_f,
+               double* log_i) {
   const Settings& settings = problem.settings;
   const std::int64_t length = sequence.length;
   read_gates(problem.f, sequence, head, log_f);
@@ -117,9 +132,7 @@ void log_gates(const Problem& problem, const Sequence& sequence, std::int64_t he
   }
   simd::log_sigmoid(log_f, length);
   if (!settings.exponential) simd::log_sigmoid(log_i, length);
-  for (std::int64_t t = 0; t < length; ++t) {
-    if (log_f[t] < least_log_forget) log_f[t] = least_log_forget;
-  }
+  limit_resets(m, log_f, log_i, length);
 }
 
 template <class Real>
@@ -127,9 +140,8 @@ void gates(const Problem& problem, const GateVectors<Real>& vectors, const Seque
   const Settings& settings = problem.settings;
   const GateVectors<Real> out = vectors.at(problem, sequence, head);
   const std::int64_t length = sequence.length;
-  log_gates(problem, sequence, head, out.u, out.c);
-
   double m = initial_max(problem, sequence, head);
+  log_gates(problem, sequence, head, m, out.u, out.c);
   for (std::int64_t begin = 0; begin < length;) {
     const std::int64_t end = tile_end(problem.plan, begin, length);
     scan_tile<Real>(settings.exponential, m, out.u + begin, out.c + begin, out.minus_m + begin, end - begin);

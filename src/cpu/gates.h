@@ -34,14 +34,16 @@ struct GateVectors {
 // m of the initial state; 0 without one.
 [[nodiscard]] double initial_max(const Problem& problem, const Sequence& sequence, std::int64_t head);
 
-// log f and log i of every token of one (sequence, head).
-void log_gates(const Problem& problem, const Sequence& sequence, std::int64_t head, double* log_f, double* log_i);
+// log f and log i of every token of one (sequence, head) that starts from max state m.
+void log_gates(const Problem& problem, const Sequence& sequence, std::int64_t head, double m, double* log_f,
+               double* log_i);
 
 // Fills the vectors of one (sequence, head).
 template <class Real>
 void gates(const Problem& problem, const GateVectors<Real>& vectors, const Sequence& sequence, std::int64_t head);
 
-// Gradients of log i and log f of tokens [begin, begin + count) become gradients of the raw gates, in the caller's tensors.
+// Gradients of log i and log f of tokens [begin, begin + count) become gradients of the raw gates, in the caller's
+// tensors.
 void store_gate_gradients(const Problem& problem, const Sequence& sequence, std::int64_t head, std::int64_t begin,
                           std::int64_t count, const double* dlogi, const double* dlogf, const MutableTensorView& di,
                           const MutableTensorView& df);

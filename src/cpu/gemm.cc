@@ -57,14 +57,14 @@ blasint narrow(std::int64_t value) { return static_cast<blasint>(value); }
 
 void product(Matrix<float> out, Matrix<const float> a, Matrix<const float> b, float beta) {
   keep_products_on_one_thread();
-  cblas_sgemm(CblasRowMajor, op(a.transposed), op(b.transposed), narrow(out.rows), narrow(out.cols), narrow(a.cols), 1.0F,
-              a.data, narrow(a.stride), b.data, narrow(b.stride), beta, out.data, narrow(out.stride));
+  cblas_sgemm(CblasRowMajor, op(a.transposed), op(b.transposed), narrow(out.rows), narrow(out.cols), narrow(a.cols),
+              1.0F, a.data, narrow(a.stride), b.data, narrow(b.stride), beta, out.data, narrow(out.stride));
 }
 
 void product(Matrix<double> out, Matrix<const double> a, Matrix<const double> b, double beta) {
   keep_products_on_one_thread();
-  cblas_dgemm(CblasRowMajor, op(a.transposed), op(b.transposed), narrow(out.rows), narrow(out.cols), narrow(a.cols), 1.0,
-              a.data, narrow(a.stride), b.data, narrow(b.stride), beta, out.data, narrow(out.stride));
+  cblas_dgemm(CblasRowMajor, op(a.transposed), op(b.transposed), narrow(out.rows), narrow(out.cols), narrow(a.cols),
+              1.0, a.data, narrow(a.stride), b.data, narrow(b.stride), beta, out.data, narrow(out.stride));
 }
 
 const char* blas_name() {

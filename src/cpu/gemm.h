@@ -20,7 +20,9 @@ struct Matrix {
   [[nodiscard]] Matrix columns(std::int64_t begin, std::int64_t count) const {
     return {data + begin, rows, count, stride, false};
   }
-  operator Matrix<const Real>() const { return {data, rows, cols, stride, transposed}; }  // NOLINT(google-explicit-constructor)
+  operator Matrix<const Real>() const {
+    return {data, rows, cols, stride, transposed};
+  }  // NOLINT(google-explicit-constructor)
 };
 
 template <class Real>

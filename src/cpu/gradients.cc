@@ -7,8 +7,8 @@
 namespace tfla::cpu {
 
 template <class Real>
-void gate_score_gradients(Square square, const Matrix<Real>& D, const Matrix<Real>& S, const Matrix<Real>& dS, double* row,
-                          double* column) {
+void gate_score_gradients(Square square, const Matrix<Real>& D, const Matrix<Real>& S, const Matrix<Real>& dS,
+                          double* row, double* column) {
   for (std::int64_t t = 0; t < S.rows; ++t) {
     const std::int64_t seen = visible(square, t, S.cols);
     row[t] += simd::add_products(S.row(t), dS.row(t), column, seen);
@@ -70,10 +70,7 @@ void gradients_through_state(const Matrix<const Real>& K, const Matrix<const Rea
 template <class Real>
 TileGradients<Real>::TileGradients(const Problem& problem, const TensorView& dh, const Tile& tile,
                                    const GateVectors<Real>& gates, const GradientBuffers<Real>& buffers)
-    : settings_(problem.settings),
-      gates_(gates),
-      buffers_(buffers),
-      scale_(static_cast<Real>(problem.settings.scale)) {
+    : settings_(problem.settings), gates_(gates), buffers_(buffers), scale_(static_cast<Real>(problem.settings.scale)) {
   const MlstmShape& shape = problem.plan.shape;
   const std::int64_t rows = tile.size();
   const std::int64_t qk_head = tile.head / problem.group();
@@ -103,7 +100,8 @@ void TileGradients<Real>::row_gradients(const State<Real>& state) const {
   if (settings_.exact) exact_rows(state);
 }
 
-// deta_t = slope_t (dh.h). dh.h is summed from the parts of h: sum_j S_tj dS_tj + Qb_t.(dHt C^T)_t, so h itself is not needed.
+// deta_t = slope_t (dh.h). dh.h is summed from the parts of h: sum_j S_tj dS_tj + Qb_t.(dHt C^T)_t, so h itself is not
+// needed.
 template <class Real>
 void TileGradients<Real>::exact_rows(const State<Real>& state) const {
   for (std::int64_t t = 0; t < S_.rows; ++t) {
@@ -132,8 +130,9 @@ void TileGradients<Real>::finish(const State<Real>& state, const State<Real>& ds
   product(dV, Matrix<const Real>(S_).t(), dHt_, beta);
   const double through =
       state.zero || dstate.zero ? 0.0 : static_cast<double>(gates_.qbar[rows - 1]) * inner_product(state, dstate);
-  gate_gradients({.row = buffers_.row, .column = buffers_.column, .inflow = buffers_.inflow, .outflow = buffers_.outflow},
-                 through, rows, buffers_.dlogi, buffers_.dlogf);
+  gate_gradients(
+      {.row = buffers_.row, .column = buffers_.column, .inflow = buffers_.inflow, .outflow = buffers_.outflow}, through,
+      rows, buffers_.dlogi, buffers_.dlogf);
 }
 
 template <class Real>
@@ -153,15 +152,15 @@ void retreat(Real decay, const Matrix<const Real>& Qb, const Matrix<const Real>&
   dstate.zero = false;
 }
 
-#define TFLA_INSTANTIATE(Real)                                                                                         \
-  template struct GradientBuffers<Real>;                                                                               \
-  template void gate_score_gradients(Square, const Matrix<Real>&, const Matrix<Real>&, const Matrix<Real>&, double*,   \
-                                     double*);                                                                         \
-  template double inner_product(const State<Real>&, const State<Real>&);                                               \
-  template void gradients_through_state(const Matrix<const Real>&, const Matrix<const Real>&, const Real*,             \
-                                        const State<Real>&, const Matrix<Real>&, const Matrix<Real>&,                  \
-                                        const Matrix<Real>&, double*);                                                 \
-  template class TileGradients<Real>;                                                                                  \
+#define TFLA_INSTANTIATE(Real)                                                                                       \
+  template struct GradientBuffers<Real>;                                                                             \
+  template void gate_score_gradients(Square, const Matrix<Real>&, const Matrix<Real>&, const Matrix<Real>&, double*, \
+                                     double*);                                                                       \
+  template double inner_product(const State<Real>&, const State<Real>&);                                             \
+  template void gradients_through_state(const Matrix<const Real>&, const Matrix<const Real>&, const Real*,           \
+                                        const State<Real>&, const Matrix<Real>&, const Matrix<Real>&,                \
+                                        const Matrix<Real>&, double*);                                               \
+  template class TileGradients<Real>;                                                                                \
   template void retreat(Real, const Matrix<const Real>&, const Matrix<const Real>&, const Real*, State<Real>&)
 TFLA_INSTANTIATE(float);
 TFLA_INSTANTIATE(double);

@@ -42,8 +42,8 @@ struct GateSums {
 
 // Adds row and column sums of S . dS, then gates dS: dS = D . dS, zero above the diagonal.
 template <class Real>
-void gate_score_gradients(Square square, const Matrix<Real>& D, const Matrix<Real>& S, const Matrix<Real>& dS, double* row,
-                          double* column);
+void gate_score_gradients(Square square, const Matrix<Real>& D, const Matrix<Real>& S, const Matrix<Real>& dS,
+                          double* row, double* column);
 
 // Gradients of the log gates of consecutive tokens; `through`: what passes from the incoming to the outgoing state.
 void gate_gradients(const GateSums& sums, double through, std::int64_t count, double* dlogi, double* dlogf);
@@ -59,8 +59,8 @@ void gradients_through_state(const Matrix<const Real>& K, const Matrix<const Rea
                              const State<Real>& dstate, const Matrix<Real>& Kb, const Matrix<Real>& dK,
                              const Matrix<Real>& dV, double* outflow);
 
-// One tile, its operands loaded. The parts are called in this order; the first is also what the reverse-time states need
-// to know of each row when the normalizer gradient is exact.
+// One tile, its operands loaded. The parts are called in this order; the first is also what the reverse-time states
+// need to know of each row when the normalizer gradient is exact.
 template <class Real>
 class TileGradients {
  public:

@@ -121,9 +121,9 @@ void run_forward(const Problem& problem, const ForwardOutputs& outputs, const Fo
   store_max_states(problem, scratch.gates, outputs.last_state.m);
 }
 
-#define TFLA_INSTANTIATE(Real)                                                                              \
-  template struct ForwardScratch<Real>;                                                                     \
-  template void store_max_states(const Problem&, const GateVectors<Real>&, const MutableTensorView&);       \
+#define TFLA_INSTANTIATE(Real)                                                                        \
+  template struct ForwardScratch<Real>;                                                               \
+  template void store_max_states(const Problem&, const GateVectors<Real>&, const MutableTensorView&); \
   template void run_forward(const Problem&, const ForwardOutputs&, const ForwardScratch<Real>&)
 TFLA_INSTANTIATE(float);
 TFLA_INSTANTIATE(double);

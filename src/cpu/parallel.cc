@@ -32,7 +32,8 @@ void block_outputs(const Problem& problem, const Tile& rows, const ParallelScrat
   const Matrix<Real> H = dense(buffers.dv, rows.size(), shape.dhv);
 
   State<Real> state = state_in(worker.state, shape, all_columns(shape));
-  load_state(problem.initial_state.C, problem.initial_state.n, rows.sequence.index, rows.head, all_columns(shape), state);
+  load_state(problem.initial_state.C, problem.initial_state.n, rows.sequence.index, rows.head, all_columns(shape),
+             state);
   if (!state.zero) {
     const Matrix<Real> Qb = dense(buffers.qb, rows.size(), shape.dqk);
     scale_rows(scale, gates.qbar + rows.begin, Q, Qb);
@@ -54,8 +55,8 @@ void block_outputs(const Problem& problem, const Tile& rows, const ParallelScrat
 
 // C = gbar C_0 + (abar K)^T V over the whole sequence.
 template <class Real>
-void last_state(const Problem& problem, const Sequence& sequence, std::int64_t head, const ParallelScratch<Real>& scratch,
-                const Worker<Real>& worker, const MutableMlstmState& out) {
+void last_state(const Problem& problem, const Sequence& sequence, std::int64_t head,
+                const ParallelScratch<Real>& scratch, const Worker<Real>& worker, const MutableMlstmState& out) {
   const MlstmShape& shape = problem.plan.shape;
   const StateBuffers<Real>& buffers = worker.block.operands;
   const GateVectors<Real> gates = scratch.gates.at(problem, sequence, head);
@@ -78,7 +79,8 @@ void last_state(const Problem& problem, const Sequence& sequence, std::int64_t h
 }  // namespace
 
 template <class Real>
-void gate_square(const GateVectors<Real>& gates, Real scale, const BlockPair& pair, Real* weights, const Matrix<Real>& D) {
+void gate_square(const GateVectors<Real>& gates, Real scale, const BlockPair& pair, Real* weights,
+                 const Matrix<Real>& D) {
   GateVectors<Real> view = gates;
   view.u += pair.rows.begin;
   view.c += pair.columns.begin;
@@ -148,9 +150,9 @@ void run_parallel_forward(const Problem& problem, const ForwardOutputs& outputs,
   store_max_states(problem, scratch.gates, outputs.last_state.m);
 }
 
-#define TFLA_INSTANTIATE(Real)                                                                                        \
-  template void gate_square(const GateVectors<Real>&, Real, const BlockPair&, Real*, const Matrix<Real>&);            \
-  template struct ParallelScratch<Real>;                                                                              \
+#define TFLA_INSTANTIATE(Real)                                                                             \
+  template void gate_square(const GateVectors<Real>&, Real, const BlockPair&, Real*, const Matrix<Real>&); \
+  template struct ParallelScratch<Real>;                                                                   \
   template void run_parallel_forward(const Problem&, const ForwardOutputs&, const ParallelScratch<Real>&)
 TFLA_INSTANTIATE(float);
 TFLA_INSTANTIATE(double);

@@ -9,7 +9,9 @@ namespace tfla::cpu {
 // Tokens of a block. 64: the smallest at which the products run at full speed.
 inline constexpr std::int64_t parallel_block = 64;
 
-[[nodiscard]] inline std::int64_t blocks_of(std::int64_t length) { return (length + parallel_block - 1) / parallel_block; }
+[[nodiscard]] inline std::int64_t blocks_of(std::int64_t length) {
+  return (length + parallel_block - 1) / parallel_block;
+}
 
 // Two blocks of tokens of one head, and the square of the gate matrix where they meet.
 struct BlockPair {
@@ -22,7 +24,8 @@ struct BlockPair {
 // D_tj = scale exp(u_t + c_j) on that square. Below the diagonal it is an outer product, exp(u_t + r) exp(c_j - r) with
 // r = max c: both are at most 1, and no element needs an exponential of its own. `gates` starts at the sequence.
 template <class Real>
-void gate_square(const GateVectors<Real>& gates, Real scale, const BlockPair& pair, Real* weights, const Matrix<Real>& D);
+void gate_square(const GateVectors<Real>& gates, Real scale, const BlockPair& pair, Real* weights,
+                 const Matrix<Real>& D);
 
 template <class Real>
 struct ParallelScratch {
@@ -54,6 +57,7 @@ template <class Real>
 void run_parallel_forward(const Problem& problem, const ForwardOutputs& outputs, const ParallelScratch<Real>& scratch);
 
 template <class Real>
-void run_parallel_backward(const Problem& problem, const BackwardTensors& tensors, const ParallelScratch<Real>& scratch);
+void run_parallel_backward(const Problem& problem, const BackwardTensors& tensors,
+                           const ParallelScratch<Real>& scratch);
 
 }  // namespace tfla::cpu

@@ -1,5 +1,5 @@
-// Backward of the parallel formulation, by the paper's split: one pass over rows for dQ, one over columns for dK and dV.
-// Both passes form the same squares S and dS bit for bit, so their row and column sums telescope exactly in dlogf.
+// Backward of the parallel formulation, by the paper's split: one pass over rows for dQ, one over columns for dK and
+// dV. Both passes form the same squares S and dS bit for bit, so their row and column sums telescope exactly in dlogf.
 #include <algorithm>
 
 #include "cpu/parallel.h"
@@ -161,7 +161,9 @@ class ParallelGradients {
   [[nodiscard]] std::int64_t offset(std::int64_t head, std::int64_t token) const {
     return head * problem_.tokens() + sequence_.packed + token;
   }
-  [[nodiscard]] GateVectors<Real> gates_of(std::int64_t head) const { return scratch_.gates.at(problem_, sequence_, head); }
+  [[nodiscard]] GateVectors<Real> gates_of(std::int64_t head) const {
+    return scratch_.gates.at(problem_, sequence_, head);
+  }
   [[nodiscard]] Matrix<const Real> queries(const Tile& tile) const {
     return load_tile(problem_.q, tile, tile.head / problem_.group(), buffers_.q, 0, shape_.dqk);
   }
@@ -203,8 +205,8 @@ class ParallelGradients {
     return S;
   }
   // dH / den V^T + deta, not yet gated.
-  [[nodiscard]] Matrix<Real> score_gradients(const BlockPair& pair, const Matrix<Real>& dHt, const Matrix<const Real>& V,
-                                             const Real* deta) const {
+  [[nodiscard]] Matrix<Real> score_gradients(const BlockPair& pair, const Matrix<Real>& dHt,
+                                             const Matrix<const Real>& V, const Real* deta) const {
     const Matrix<Real> dS = dense(buffers_.dS, pair.rows.size(), pair.columns.size());
     product(dS, dHt, V.t(), Real{0});
     if (problem_.settings.exact) {
@@ -241,7 +243,8 @@ class ParallelGradients {
 }  // namespace
 
 template <class Real>
-void run_parallel_backward(const Problem& problem, const BackwardTensors& tensors, const ParallelScratch<Real>& scratch) {
+void run_parallel_backward(const Problem& problem, const BackwardTensors& tensors,
+                           const ParallelScratch<Real>& scratch) {
   const Plan& plan = problem.plan;
   const std::int64_t heads = problem.heads();
   const std::int64_t blocks = blocks_of(plan.shape.longest);

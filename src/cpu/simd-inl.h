@@ -112,9 +112,8 @@ HWY_ATTR void log_sigmoid(double* x, int64_t n) {
 template <class Real>
 HWY_INLINE void exp_shifted(Real scale, double shift, const double* x, Real* out, int64_t n) {
   for (int64_t j = 0; j < n; ++j) out[j] = static_cast<Real>(shift + x[j]);
-  transform(out, n, [scale](auto d, auto value) HWY_ATTR {
-    return hn::Mul(hn::Set(d, scale), exp_keeping_nan(d, value));
-  });
+  transform(out, n,
+            [scale](auto d, auto value) HWY_ATTR { return hn::Mul(hn::Set(d, scale), exp_keeping_nan(d, value)); });
 }
 
 // ---------------------------------------------------------------- elementwise loops and reductions
@@ -213,8 +212,7 @@ HWY_INLINE void step_rows(Real decay, const Real* HWY_RESTRICT input, const Real
     auto out = hn::LoadU(one, h + j);
     for (int r = 0; r < Rows; ++r) {
       Real* row = C + r * stride + j;
-      const auto updated =
-          hn::MulAdd(hn::Set(one, input[r]), value, hn::Mul(hn::Set(one, decay), hn::LoadU(one, row)));
+      const auto updated = hn::MulAdd(hn::Set(one, input[r]), value, hn::Mul(hn::Set(one, decay), hn::LoadU(one, row)));
       hn::StoreU(updated, one, row);
       out = hn::MulAdd(hn::Set(one, q[r]), updated, out);
     }
@@ -223,8 +221,8 @@ HWY_INLINE void step_rows(Real decay, const Real* HWY_RESTRICT input, const Real
 }
 
 template <class Real>
-HWY_INLINE void step_panel(Real decay, const Real* input, const Real* q, const Real* v, Real* C, int64_t stride, Real* h,
-                           int64_t rows, int64_t cols) {
+HWY_INLINE void step_panel(Real decay, const Real* input, const Real* q, const Real* v, Real* C, int64_t stride,
+                           Real* h, int64_t rows, int64_t cols) {
   constexpr int block = 4;
   for (int64_t j = 0; j < cols; ++j) h[j] = 0;
   int64_t r = 0;
@@ -234,24 +232,24 @@ HWY_INLINE void step_panel(Real decay, const Real* input, const Real* q, const R
 
 // ---------------------------------------------------------------- one entry per type, for the dispatch table
 
-#define TFLA_SIMD_ENTRIES(Real, suffix)                                                                              \
-  HWY_ATTR void exp_shifted_##suffix(Real factor, double shift, const double* x, Real* out, int64_t n) {            \
-    exp_shifted(factor, shift, x, out, n);                                                                           \
-  }                                                                                                                  \
-  HWY_ATTR void scale_##suffix(Real factor, const Real* x, Real* out, int64_t n) { scale(factor, x, out, n); }       \
-  HWY_ATTR void add_##suffix(Real factor, const Real* x, Real* out, int64_t n) { add(factor, x, out, n); }           \
-  HWY_ATTR double dot_##suffix(const Real* x, const Real* y, int64_t n) { return dot(x, y, n); }                     \
-  HWY_ATTR void multiply_##suffix(const Real* x, Real* out, int64_t n) { multiply(x, out, n); }                      \
-  HWY_ATTR double add_products_##suffix(const Real* x, const Real* y, double* columns, int64_t n) {                  \
-    return add_products(x, y, columns, n);                                                                           \
-  }                                                                                                                  \
-  HWY_ATTR double step_vector_##suffix(double decay, double weight, const Real* k, const Real* q, double* n,         \
-                                       int64_t count) {                                                              \
-    return step_vector(decay, weight, k, q, n, count);                                                               \
-  }                                                                                                                  \
-  HWY_ATTR void step_panel_##suffix(Real decay, const Real* input, const Real* q, const Real* v, Real* C,            \
-                                    int64_t stride, Real* h, int64_t rows, int64_t cols) {                           \
-    step_panel(decay, input, q, v, C, stride, h, rows, cols);                                                        \
+#define TFLA_SIMD_ENTRIES(Real, suffix)                                                                        \
+  HWY_ATTR void exp_shifted_##suffix(Real factor, double shift, const double* x, Real* out, int64_t n) {       \
+    exp_shifted(factor, shift, x, out, n);                                                                     \
+  }                                                                                                            \
+  HWY_ATTR void scale_##suffix(Real factor, const Real* x, Real* out, int64_t n) { scale(factor, x, out, n); } \
+  HWY_ATTR void add_##suffix(Real factor, const Real* x, Real* out, int64_t n) { add(factor, x, out, n); }     \
+  HWY_ATTR double dot_##suffix(const Real* x, const Real* y, int64_t n) { return dot(x, y, n); }               \
+  HWY_ATTR void multiply_##suffix(const Real* x, Real* out, int64_t n) { multiply(x, out, n); }                \
+  HWY_ATTR double add_products_##suffix(const Real* x, const Real* y, double* columns, int64_t n) {            \
+    return add_products(x, y, columns, n);                                                                     \
+  }                                                                                                            \
+  HWY_ATTR double step_vector_##suffix(double decay, double weight, const Real* k, const Real* q, double* n,   \
+                                       int64_t count) {                                                        \
+    return step_vector(decay, weight, k, q, n, count);                                                         \
+  }                                                                                                            \
+  HWY_ATTR void step_panel_##suffix(Real decay, const Real* input, const Real* q, const Real* v, Real* C,      \
+                                    int64_t stride, Real* h, int64_t rows, int64_t cols) {                     \
+    step_panel(decay, input, q, v, C, stride, h, rows, cols);                                                  \
   }
 TFLA_SIMD_ENTRIES(float, f32)
 TFLA_SIMD_ENTRIES(double, f64)

@@ -55,8 +55,8 @@ void load_state(const TensorView& C, const TensorView& n, std::int64_t sequence,
 }
 
 template <class Real>
-void store_state(const State<Real>& state, const MutableTensorView& C, const MutableTensorView& n, std::int64_t sequence,
-                 std::int64_t head) {
+void store_state(const State<Real>& state, const MutableTensorView& C, const MutableTensorView& n,
+                 std::int64_t sequence, std::int64_t head) {
   if (C.given()) {
     for (std::int64_t r = 0; r < state.C.rows; ++r) {
       Real* row = state_row<Real>(C, sequence * C.strides[0] + head * C.strides[1] + r * C.strides[2]);
@@ -104,8 +104,8 @@ StateBuffers<Real>::StateBuffers(Arena& arena, const Plan& plan) {
 }
 
 template <class Real>
-void advance(const Problem& problem, const Tile& tile, const GateVectors<Real>& gates, const StateBuffers<Real>& buffers,
-             Columns columns, State<Real>& state) {
+void advance(const Problem& problem, const Tile& tile, const GateVectors<Real>& gates,
+             const StateBuffers<Real>& buffers, Columns columns, State<Real>& state) {
   const MlstmShape& shape = problem.plan.shape;
   const Matrix<const Real> K = load_tile(problem.k, tile, tile.head / problem.group(), buffers.k, 0, shape.dqk);
   const Matrix<const Real> V = load_tile(problem.v, tile, tile.head, buffers.v, columns.first, columns.width);
@@ -149,19 +149,18 @@ State<Real> state_at_span(const Problem& problem, const Span& span, std::int64_t
   return state;
 }
 
-#define TFLA_INSTANTIATE(Real)                                                                                        \
-  template void copy_state(const State<Real>&, State<Real>&);                                                         \
-  template void load_state(const TensorView&, const TensorView&, std::int64_t, std::int64_t, Columns, State<Real>&);  \
-  template void store_state(const State<Real>&, const MutableTensorView&, const MutableTensorView&, std::int64_t,     \
-                            std::int64_t);                                                                            \
-  template void advance_matrix(Real, const Matrix<const Real>&, const Matrix<const Real>&, bool,                      \
-                               const Matrix<Real>&);                                                                  \
-  template void advance_vector(Real, const Matrix<const Real>&, const Real*, bool, Real*);                            \
-  template struct StateBuffers<Real>;                                                                                 \
-  template void advance(const Problem&, const Tile&, const GateVectors<Real>&, const StateBuffers<Real>&, Columns,    \
-                        State<Real>&);                                                                                \
-  template void states_at_spans(const Problem&, const GateVectors<Real>&, const Sequence&, std::int64_t, Columns,     \
-                                const StateBuffers<Real>&, Real*);                                                    \
+#define TFLA_INSTANTIATE(Real)                                                                                         \
+  template void copy_state(const State<Real>&, State<Real>&);                                                          \
+  template void load_state(const TensorView&, const TensorView&, std::int64_t, std::int64_t, Columns, State<Real>&);   \
+  template void store_state(const State<Real>&, const MutableTensorView&, const MutableTensorView&, std::int64_t,      \
+                            std::int64_t);                                                                             \
+  template void advance_matrix(Real, const Matrix<const Real>&, const Matrix<const Real>&, bool, const Matrix<Real>&); \
+  template void advance_vector(Real, const Matrix<const Real>&, const Real*, bool, Real*);                             \
+  template struct StateBuffers<Real>;                                                                                  \
+  template void advance(const Problem&, const Tile&, const GateVectors<Real>&, const StateBuffers<Real>&, Columns,     \
+                        State<Real>&);                                                                                 \
+  template void states_at_spans(const Problem&, const GateVectors<Real>&, const Sequence&, std::int64_t, Columns,      \
+                                const StateBuffers<Real>&, Real*);                                                     \
   template State<Real> state_at_span(const Problem&, const Span&, std::int64_t, Real*)
 TFLA_INSTANTIATE(float);
 TFLA_INSTANTIATE(double);

@@ -48,12 +48,13 @@ template <class Real>
 void load_state(const TensorView& C, const TensorView& n, std::int64_t sequence, std::int64_t head, Columns columns,
                 State<Real>& state);
 template <class Real>
-void store_state(const State<Real>& state, const MutableTensorView& C, const MutableTensorView& n, std::int64_t sequence,
-                 std::int64_t head);
+void store_state(const State<Real>& state, const MutableTensorView& C, const MutableTensorView& n,
+                 std::int64_t sequence, std::int64_t head);
 
 // C = decay C + X^T Y by panels; X holds the weighted keys (or queries), Y the values (or output gradients).
 template <class Real>
-void advance_matrix(Real decay, const Matrix<const Real>& X, const Matrix<const Real>& Y, bool zero, const Matrix<Real>& C);
+void advance_matrix(Real decay, const Matrix<const Real>& X, const Matrix<const Real>& Y, bool zero,
+                    const Matrix<Real>& C);
 // n = decay n + sum_t w_t x_t (null weights: 1)
 template <class Real>
 void advance_vector(Real decay, const Matrix<const Real>& X, const Real* weights, bool zero, Real* n);
@@ -71,8 +72,8 @@ struct StateBuffers {
 
 // The state at the beginning of `tile` becomes the state at its end.
 template <class Real>
-void advance(const Problem& problem, const Tile& tile, const GateVectors<Real>& gates, const StateBuffers<Real>& buffers,
-             Columns columns, State<Real>& state);
+void advance(const Problem& problem, const Tile& tile, const GateVectors<Real>& gates,
+             const StateBuffers<Real>& buffers, Columns columns, State<Real>& state);
 
 // The states at the beginning of every span, for some columns of one head: what makes spans independent.
 // `states` holds one state per span number and head.

@@ -29,7 +29,7 @@ double token_gates(const Problem& problem, const Sequence& sequence, std::int64_
   const TokenGates<Real>& gates = scratch.gates;
   const std::int64_t dqk = problem.plan.shape.dqk;
   const std::int64_t offset = head * problem.tokens() + sequence.packed;
-  log_gates(problem, sequence, head, gates.log_f + offset, gates.log_i + offset);
+  log_gates(problem, sequence, head, m, gates.log_f + offset, gates.log_i + offset);
   std::copy_n(n, dqk, worker.n);
   for (std::int64_t t = 0; t < sequence.length; ++t) {
     const double log_f = gates.log_f[offset + t];
@@ -61,7 +61,8 @@ void token_outputs(const Problem& problem, const Sequence& sequence, std::int64_
     const auto* v = static_cast<const std::byte*>(row_of(problem.v, sequence, t, head)) + skip;
     simd::load(v, problem.v.dtype, worker.v, columns.width);
     load_token(problem, sequence, t, head, gates.weight[offset + t], worker);
-    simd::step_panel(gates.decay[offset + t], worker.input, worker.q, worker.v, C.data, C.stride, worker.h, C.rows, C.cols);
+    simd::step_panel(gates.decay[offset + t], worker.input, worker.q, worker.v, C.data, C.stride, worker.h, C.rows,
+                     C.cols);
     auto* out = static_cast<std::byte*>(row_of(h, sequence, t, head)) + skip;
     simd::store(gates.inverse[offset + t], worker.h, out, h.dtype, columns.width);
   }
@@ -108,8 +109,8 @@ typename StepScratch<Real>::Worker StepScratch<Real>::worker(const Plan& plan, i
 }
 
 template <class Real>
-void run_step(const Problem& problem, const MutableTensorView& h, const MutableMlstmState& state, const TensorView& slots,
-              const StepScratch<Real>& scratch) {
+void run_step(const Problem& problem, const MutableTensorView& h, const MutableMlstmState& state,
+              const TensorView& slots, const StepScratch<Real>& scratch) {
   const Plan& plan = problem.plan;
   const std::int64_t heads = problem.heads();
   const auto slot_of = [&](std::int64_t row) { return slots.given() ? read_index(slots, row) : row; };
@@ -174,12 +175,12 @@ void run_recurrent(const Problem& problem, const MutableTensorView& h, const Mut
   }
 }
 
-#define TFLA_INSTANTIATE(Real)                                                                                       \
-  template struct TokenGates<Real>;                                                                                  \
-  template struct StepScratch<Real>;                                                                                 \
-  template void run_step(const Problem&, const MutableTensorView&, const MutableMlstmState&, const TensorView&,      \
-                         const StepScratch<Real>&);                                                                  \
-  template void run_recurrent(const Problem&, const MutableTensorView&, const MutableMlstmState&,                    \
+#define TFLA_INSTANTIATE(Real)                                                                                  \
+  template struct TokenGates<Real>;                                                                             \
+  template struct StepScratch<Real>;                                                                            \
+  template void run_step(const Problem&, const MutableTensorView&, const MutableMlstmState&, const TensorView&, \
+                         const StepScratch<Real>&);                                                             \
+  template void run_recurrent(const Problem&, const MutableTensorView&, const MutableMlstmState&,               \
                               const StepScratch<Real>&)
 TFLA_INSTANTIATE(float);
 TFLA_INSTANTIATE(double);

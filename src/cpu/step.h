@@ -1,5 +1,5 @@
-// Stage `step`: tokens one after another on a state in place, at the speed of memory. In a loop over a whole sequence it is
-// the recurrent formulation.
+// Stage `step`: tokens one after another on a state in place, at the speed of memory. In a loop over a whole sequence
+// it is the recurrent formulation.
 #pragma once
 
 #include "cpu/denominators.h"
@@ -10,11 +10,11 @@ namespace tfla::cpu {
 // What the tokens do to the state, in scalars: C = decay C + weight k v^T, h = C^T (scale q) * inverse.
 template <class Real>
 struct TokenGates {
-  double* log_f = nullptr;   // [H,tokens]
-  double* log_i = nullptr;   // [H,tokens]
-  Real* decay = nullptr;     // [H,tokens]
-  Real* weight = nullptr;    // [H,tokens]
-  Real* inverse = nullptr;   // [H,tokens] 1 / den
+  double* log_f = nullptr;  // [H,tokens]
+  double* log_i = nullptr;  // [H,tokens]
+  Real* decay = nullptr;    // [H,tokens]
+  Real* weight = nullptr;   // [H,tokens]
+  Real* inverse = nullptr;  // [H,tokens] 1 / den
 
   TokenGates() = default;
   TokenGates(Arena& arena, const Plan& plan);
@@ -45,8 +45,8 @@ struct StepScratch {
 
 // `slots` may be absent: row b then uses state b.
 template <class Real>
-void run_step(const Problem& problem, const MutableTensorView& h, const MutableMlstmState& state, const TensorView& slots,
-              const StepScratch<Real>& scratch);
+void run_step(const Problem& problem, const MutableTensorView& h, const MutableMlstmState& state,
+              const TensorView& slots, const StepScratch<Real>& scratch);
 
 template <class Real>
 void run_recurrent(const Problem& problem, const MutableTensorView& h, const MutableMlstmState& last_state,

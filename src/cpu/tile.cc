@@ -77,13 +77,13 @@ void scale_rows(Real scale, const Real* factors, const Matrix<const Real>& x, co
   for (std::int64_t t = 0; t < x.rows; ++t) simd::scale(scale * factors[t], x.row(t), out.row(t), x.cols);
 }
 
-#define TFLA_INSTANTIATE(Real)                                                                                        \
-  template Matrix<const Real> load_tile(const TensorView&, const Tile&, std::int64_t, Real*, std::int64_t,            \
-                                        std::int64_t);                                                                \
-  template void store_tile(const Matrix<Real>&, const Real*, const MutableTensorView&, const Tile&, std::int64_t);    \
-  template void gate_matrix(const GateVectors<Real>&, Real, const Matrix<Real>&);                                     \
-  template void gated_scores(Square, const Matrix<const Real>&, const Matrix<const Real>&, const Matrix<Real>&,       \
-                             const Matrix<Real>&);                                                                    \
+#define TFLA_INSTANTIATE(Real)                                                                                     \
+  template Matrix<const Real> load_tile(const TensorView&, const Tile&, std::int64_t, Real*, std::int64_t,         \
+                                        std::int64_t);                                                             \
+  template void store_tile(const Matrix<Real>&, const Real*, const MutableTensorView&, const Tile&, std::int64_t); \
+  template void gate_matrix(const GateVectors<Real>&, Real, const Matrix<Real>&);                                  \
+  template void gated_scores(Square, const Matrix<const Real>&, const Matrix<const Real>&, const Matrix<Real>&,    \
+                             const Matrix<Real>&);                                                                 \
   template void scale_rows(Real, const Real*, const Matrix<const Real>&, const Matrix<Real>&)
 TFLA_INSTANTIATE(float);
 TFLA_INSTANTIATE(double);

@@ -18,8 +18,10 @@ struct Tile {
 };
 
 // Address of row (token of the sequence, head) of a [B,T,H,D] tensor.
-[[nodiscard]] const void* row_of(const TensorView& view, const Sequence& sequence, std::int64_t token, std::int64_t head);
-[[nodiscard]] void* row_of(const MutableTensorView& view, const Sequence& sequence, std::int64_t token, std::int64_t head);
+[[nodiscard]] const void* row_of(const TensorView& view, const Sequence& sequence, std::int64_t token,
+                                 std::int64_t head);
+[[nodiscard]] void* row_of(const MutableTensorView& view, const Sequence& sequence, std::int64_t token,
+                           std::int64_t head);
 
 // Columns [first, first + cols) of a tile of a [B,T,H,D] tensor: in place where the matrix library can read it there,
 // else converted into `buffer`.

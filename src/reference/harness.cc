@@ -296,14 +296,28 @@ void place_entry(std::vector<double>& all, const std::vector<double>& part, std:
   std::copy(part.begin(), part.end(), all.begin() + index * static_cast<std::int64_t>(part.size()));
 }
 
+// The range of normal numbers. What lies outside is not an error of arithmetic: float16 ends at 65504.
+struct NormalRange {
+  double least, largest;
+};
+
+NormalRange normal_range(DType dtype) {
+  switch (dtype) {
+    case DType::float64: return {std::numeric_limits<double>::min(), std::numeric_limits<double>::max()};
+    case DType::float16: return {0x1p-14, 65504};
+    default: return {std::numeric_limits<float>::min(), std::numeric_limits<float>::max()};
+  }
+}
+
 // `rescale` holds one factor for each run of equal length, or is empty.
 TensorError compare(std::string tensor, const TensorView& view, const std::vector<double>& expected,
                     const std::vector<double>& rescale = {}) {
   TensorError error{.tensor = std::move(tensor), .worst_index = no_index};
   double difference_squares = 0, squares = 0;
+  const NormalRange range = normal_range(view.dtype);
   const std::size_t run = rescale.empty() ? 1 : expected.size() / rescale.size();
   for (std::size_t index = 0; index < expected.size(); ++index) {
-    if (!std::isfinite(expected[index])) continue;
+    if (!(std::abs(expected[index]) < 0.99 * range.largest)) continue;
     const auto logical = static_cast<std::int64_t>(index);
     double actual = load(view.data, view.dtype, offset_of(view, logical));
     if (!rescale.empty()) actual *= rescale[index / run];
@@ -322,8 +336,11 @@ TensorError compare(std::string tensor, const TensorView& view, const std::vecto
   if (error.not_finite > 0) {
     error.relative = std::numeric_limits<double>::infinity();
   } else if (difference_squares > 0) {
-    // Where the answer is all zeros (the forget gates of one token without a state), the error itself counts.
-    error.relative = std::sqrt(difference_squares / (squares > 0 ? squares : 1));
+    // Where the answer is all zeros (the forget gates of one token without a state), the error itself counts; where
+    // all of it is subnormal in its dtype, it counts as the least normal numbers.
+    const double least = range.least * std::sqrt(static_cast<double>(expected.size()));
+    const double norm = squares > 0 ? std::max(std::sqrt(squares), least) : 1;
+    error.relative = std::sqrt(difference_squares) / norm;
   }
   return error;
 }

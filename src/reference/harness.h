@@ -13,22 +13,23 @@ namespace tfla::reference {
 
 // The gate distributions of docs/numerics.md.
 enum class Regime : std::uint8_t { randn, init, trained_like, large_i, capped_extremes, never_forget, resets };
-inline constexpr Regime all_regimes[] = {Regime::randn,           Regime::init,         Regime::trained_like,
-                                         Regime::large_i,         Regime::capped_extremes,
-                                         Regime::never_forget,    Regime::resets};
+inline constexpr Regime all_regimes[] = {
+    Regime::randn,           Regime::init,         Regime::trained_like, Regime::large_i,
+    Regime::capped_extremes, Regime::never_forget, Regime::resets};
 [[nodiscard]] const char* name(Regime regime);
 
-// Where q, k, v and h lie in memory. fused: q, k, v are slices of one projection [B,T,Hqk*(2 dqk)+H*dhv], dq, dk, dv alike.
+// Where q, k, v and h lie in memory. fused: q, k, v are slices of one projection [B,T,Hqk*(2 dqk)+H*dhv], dq, dk, dv
+// alike.
 enum class Layout : std::uint8_t { bthd, bhtd, fused };
 
 struct Case {
   Regime regime = Regime::randn;
-  MlstmShape shape;                        // `sequences` and `longest` are derived; leave them
-  std::vector<std::int64_t> cu_seqlens;    // empty: a dense batch
+  MlstmShape shape;                      // `sequences` and `longest` are derived; leave them
+  std::vector<std::int64_t> cu_seqlens;  // empty: a dense batch
   MlstmOptions options;
   Layout layout = Layout::bthd;
-  bool initial_state = false;              // also asks for its gradient
-  bool last_state_grad = false;            // feeds a gradient into the last state
+  bool initial_state = false;    // also asks for its gradient
+  bool last_state_grad = false;  // feeds a gradient into the last state
   std::uint64_t seed = 1;
 };
 
@@ -41,9 +42,9 @@ class Problem {
   Problem(const Problem&) = delete;
   Problem& operator=(const Problem&) = delete;
 
-  [[nodiscard]] MlstmForward& forward();    // with last_state asked for (not for T = 0 batches of zero sequences)
+  [[nodiscard]] MlstmForward& forward();  // with last_state asked for (not for T = 0 batches of zero sequences)
   [[nodiscard]] MlstmBackward& backward();
-  void poison();                            // NaN into every output again
+  void poison();  // NaN into every output again
 
  private:
   friend class Judge;
@@ -52,15 +53,16 @@ class Problem {
 };
 
 struct TensorError {
-  std::string tensor;        // "h", "C", "n", "m", "dq", ... "dC0", "dn0"
-  double relative = 0;       // ||x - ref|| / ||ref||; infinite when x has a NaN or infinity the reference has not
-  double worst = 0;          // largest absolute difference
+  std::string tensor;            // "h", "C", "n", "m", "dq", ... "dC0", "dn0"
+  double relative = 0;           // ||x - ref|| / ||ref||; infinite when x has a NaN or infinity the reference has not
+  double worst = 0;              // largest absolute difference
   std::int64_t worst_index = 0;  // of that element, counted row-major over the tensor's logical shape
   std::int64_t not_finite = 0;   // NaN or infinity where the reference is finite
 };
 
 // Compares what forward (and backward) left in a problem's outputs with the reference. The reference is evaluated
-// once, in the constructor, on the rounded inputs. C, n are compared in a common scale: (C, m) and (C e, m - 1) are equal.
+// once, in the constructor, on the rounded inputs. C, n are compared in a common scale: (C, m) and (C e, m - 1) are
+// equal.
 class Judge {
  public:
   explicit Judge(const Problem& problem, bool with_backward);

@@ -14,13 +14,13 @@ struct Head {
   std::int64_t tokens = 0;  // T
   std::int64_t dqk = 1;
   std::int64_t dhv = 1;
-  std::vector<double> q;        // [T,dqk]
-  std::vector<double> k;        // [T,dqk]
-  std::vector<double> v;        // [T,dhv]
-  std::vector<double> i;        // [T] raw
-  std::vector<double> f;        // [T] raw
-  std::vector<double> C0;       // [dqk,dhv], empty: zero
-  std::vector<double> n0;       // [dqk], empty: zero
+  std::vector<double> q;   // [T,dqk]
+  std::vector<double> k;   // [T,dqk]
+  std::vector<double> v;   // [T,dhv]
+  std::vector<double> i;   // [T] raw
+  std::vector<double> f;   // [T] raw
+  std::vector<double> C0;  // [dqk,dhv], empty: zero
+  std::vector<double> n0;  // [dqk], empty: zero
   double m0 = 0;
   std::vector<double> dh;       // [T,dhv], empty: forward only
   std::vector<double> dC_last;  // [dqk,dhv], empty: zero
@@ -28,9 +28,9 @@ struct Head {
 };
 
 struct HeadResult {
-  std::vector<double> h;    // [T,dhv]
-  std::vector<double> C;    // [dqk,dhv] last state
-  std::vector<double> n;    // [dqk]
+  std::vector<double> h;  // [T,dhv]
+  std::vector<double> C;  // [dqk,dhv] last state
+  std::vector<double> n;  // [dqk]
   double m = 0;
   std::vector<double> dq;   // [T,dqk], the gradients are empty when dh is
   std::vector<double> dk;   // [T,dqk]

@@ -70,9 +70,9 @@ double forget_gate(Regime regime, double noise, std::int64_t token, std::int64_t
 
 double float16_scale(Regime regime) {
   switch (regime) {
-    case Regime::init:
-    case Regime::trained_like:
-    case Regime::never_forget: return 64;
+    case Regime::init: return 16;
+    case Regime::trained_like: return 4;
+    case Regime::never_forget: return 8;
     case Regime::large_i: return 1.0 / 16;
     default: return 1;
   }

@@ -22,8 +22,8 @@ enum class Stream : std::uint8_t { q, k, v, i, f, dh, C0, n0, m0, dC_last, dn_la
                                  std::int64_t heads);
 
 // A power of two for v and dh when they are stored in float16. With N(0, 1) the small input gates of some regimes
-// make h and the gradients subnormal there, and the small denominators of large_i overflow it; then the type's
-// range would be measured, not the arithmetic. Relative errors do not depend on the scale.
+// make h and the gradients subnormal there, and the small denominators of large_i come near its end; then the range of
+// the type would be measured, not the arithmetic. Relative errors do not depend on the scale.
 [[nodiscard]] double float16_scale(Regime regime);
 
 }  // namespace tfla::reference

@@ -18,7 +18,7 @@ class Buffer {
 
   [[nodiscard]] std::byte* data() const { return memory_.get() + margin; }
   [[nodiscard]] std::int64_t size() const { return size_; }
-  void poison();                             // the margins too
+  void poison();  // the margins too
   [[nodiscard]] bool margins_intact() const;
 
  private:
@@ -37,8 +37,7 @@ struct Tensor {
 
   Tensor() = default;
   Tensor(DType dtype, std::initializer_list<std::int64_t> shape);  // dense, row-major, poisoned
-  Tensor(std::shared_ptr<Buffer> buffer_, const MutableTensorView& view_)
-      : buffer(std::move(buffer_)), view(view_) {}
+  Tensor(std::shared_ptr<Buffer> buffer_, const MutableTensorView& view_) : buffer(std::move(buffer_)), view(view_) {}
 
   [[nodiscard]] bool given() const { return view.given(); }
 };

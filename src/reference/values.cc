@@ -29,8 +29,8 @@ std::uint16_t encode(double value, const Format& format) {
   // In units of the last place; the default rounding mode of nearbyint is to nearest, ties to even. Adding instead
   // of or-ing lets the implicit bit count as one step of the exponent and a carry as another.
   const double units = std::nearbyint(std::ldexp(magnitude, format.mantissa - exponent));
-  const auto bits = (static_cast<std::uint32_t>(exponent - format.lowest) << format.mantissa) +
-                    static_cast<std::uint32_t>(units);
+  const auto bits =
+      (static_cast<std::uint32_t>(exponent - format.lowest) << format.mantissa) + static_cast<std::uint32_t>(units);
   return sign | static_cast<std::uint16_t>(std::min<std::uint32_t>(bits, format.infinity));
 }
 

@@ -1,0 +1,110 @@
+// A call as the kernels see it: plain data, passed by value.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+namespace tfla::cuda {
+
+// A [B,T,H,D] tensor (D = 1 for gates). Strides in elements.
+struct Rows {
+  void* data = nullptr;
+  std::int64_t batch = 0;
+  std::int64_t token = 0;
+  std::int64_t head = 0;
+  bool wide = false;  // every row starts on 16 bytes, so that it can be copied in pieces of 16
+};
+
+// A [N,H,dqk,dhv] state tensor (n: dhv = 1, m: dqk = dhv = 1), in the type of states.
+struct StateRows {
+  void* data = nullptr;
+  std::int64_t sequence = 0;
+  std::int64_t head = 0;
+  std::int64_t row = 0;
+};
+
+// One chunk of one sequence. Chunks are numbered over all sequences; sequence s owns the numbers from packed / L + s
+// on, at least as many as it has chunks. Unused numbers have length 0.
+struct Chunk {
+  std::int64_t token;   // first token, in its row of the batch
+  std::int64_t packed;  // tokens of all sequences before that token
+  int batch;
+  int sequence;
+  int length;
+  int first;  // number of the sequence's first chunk
+};
+
+enum class GateType : std::uint8_t { float32, float64, bfloat16, float16 };
+
+// Real: float, or double for float64 tensors. Everything below `// scratch` lies in the caller's scratch memory.
+template <class Real>
+struct Call {
+  // A number that keeps its digits when another of its size is subtracted: float32 work carries the sum of two floats.
+  using Log = std::conditional_t<std::is_same_v<Real, double>, double, float2>;
+
+  std::int64_t batch, tokens, sequences;
+  int qk_heads, heads, group;  // group = heads / qk_heads
+  int dqk, dhv;
+  int L;  // chunk size
+  bool exponential, normalized, exact, capped;
+  double eps, scale, cap;
+
+  Rows q, k, v, h, dh, dq, dk, dv;
+  Rows i, f, di, df;
+  GateType i_type, f_type;
+  StateRows C0, n0, m0, C_last, n_last, m_last, dC_last, dn_last, dC0, dn0;
+  const void* cu_seqlens;  // null: dense
+  bool cu_is_64_bit;
+
+  // scratch
+  Chunk* chunks;         // [numbers]
+  std::int64_t numbers;  // upper bound of the number of chunks
+  double* b;             // [H,tokens] cumulative log f inside the chunk
+  double* c;             // [H,tokens] log i - b
+  double* top;           // [H,tokens] running maximum of c
+  Log* u2;               // [H,tokens] (b - m) log2(e)
+  Log* c2;               // [H,tokens] c log2(e)
+  Real* qbar;            // [H,tokens] weight of the incoming state in row t
+  Real* abar;            // [H,tokens] weight of token j in the outgoing state
+  Real* floor;           // [H,tokens] exp(-m)
+  Real* inverse;         // [H,tokens] 1 / den
+  Real* deta;            // [H,tokens] gradient of q.n; exact normalizer gradient only
+  double* m_start;       // [numbers,H] max state at the start of each chunk
+  double* m_end;         // [numbers,H] and at its end
+  Real* gbar;            // [numbers,H] decay of the state over the chunk
+  void* states;          // [numbers,H,dqk,padded dhv] C at chunk starts, in the stored type
+  void* dstates;         // the same for dC at chunk ends
+  Real* n_states;        // [numbers,H,dqk]
+  Real* dn_states;       // [numbers,H,dqk]
+
+  Real* row_sums;     // [dqk tiles,H,tokens] q.dq
+  Real* column_sums;  // [dqk tiles,H,tokens] k.dk from inside the chunk
+  Real* outflow;      // [dqk tiles,H,tokens] k.dk through the outgoing state
+  double* through;    // [numbers,H]
+
+  // Tokens of all sequences, and where the vectors of (chunk, head) begin.
+  __host__ __device__ std::int64_t all_tokens() const { return batch * tokens; }
+  __host__ __device__ std::int64_t vector(const Chunk& chunk, int head) const {
+    return head * all_tokens() + chunk.packed;
+  }
+  __host__ __device__ int padded_dhv() const { return (dhv + 7) / 8 * 8; }
+  __host__ __device__ std::int64_t state(std::int64_t number, int head) const {
+    return (number * heads + head) * dqk * padded_dhv();
+  }
+};
+
+// Tokens on states in place: step, and the recurrent formulation.
+template <class Real>
+struct StepCall {
+  Call<Real> call;
+  StateRows C, n, m;    // the states to update
+  std::int64_t states;  // how many there are
+  const void* slots;    // [B] which state a row uses; null: its own number
+  bool slots_are_64_bit;
+
+  // scratch
+  Real* decay;   // [H,tokens]
+  Real* weight;  // [H,tokens]
+};
+
+}  // namespace tfla::cuda

@@ -1,0 +1,48 @@
+// The stages of the CUDA backend, as host functions that launch kernels on a stream and return at once.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <utility>
+
+#include "cuda/call.h"
+#include "cuda/portable/block_gemm.cuh"
+
+namespace tfla::cuda {
+
+// Throw Unavailable with the call that failed.
+void check(cudaError_t status, const char* call);
+void check_launch(const char* kernel);
+
+// Launches a kernel on a one-dimensional grid, with its shared memory allowed for.
+template <class Kernel, class... Args>
+void launch_blocks(const char* name, Kernel kernel, std::int64_t blocks, int threads, int shared_bytes,
+                   cudaStream_t stream, const Args&... args) {
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), name);
+  kernel<<<static_cast<unsigned>(blocks), threads, shared_bytes, stream>>>(args...);
+  check_launch(name);
+}
+
+template <class Real>
+void launch_gates(const Call<Real>& call, cudaStream_t stream);
+
+// T: the type of q, k, v.
+template <class T>
+void launch_states(const Call<typename Config<T>::Real>& call, cudaStream_t stream);
+template <class T>
+void launch_dstates(const Call<typename Config<T>::Real>& call, cudaStream_t stream);
+template <class T>
+void launch_outputs(const Call<typename Config<T>::Real>& call, cudaStream_t stream);
+// 1 / den of every row, and deta with the exact normalizer gradient.
+template <class T>
+void launch_rows(const Call<typename Config<T>::Real>& call, cudaStream_t stream);
+template <class T>
+void launch_gradients(const Call<typename Config<T>::Real>& call, cudaStream_t stream);
+
+// The states of the recurrent formulation at the first token: the initial state, or zero.
+template <class Real>
+void launch_start_states(const StepCall<Real>& step, cudaStream_t stream);
+template <class T>
+void launch_step(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream);
+
+}  // namespace tfla::cuda

@@ -1,0 +1,236 @@
+// Stage `step`: tokens one after another on a state in place. The scalars of each token first (gates, m, n, 1 / den),
+// then the matrix state in tiles of columns at memory speed: every element read and written once per token.
+#include "cuda/launch.h"
+#include "cuda/portable/device.cuh"
+
+namespace tfla::cuda {
+
+namespace {
+
+constexpr int step_threads = 256;
+constexpr int column_groups = 8;                          // threads side by side on a row
+constexpr int row_groups = step_threads / column_groups;  // rows at a time
+
+__device__ double log_sigmoid(double x) { return fmin(x, 0.0) - log1p(exp(-fabs(x))); }
+
+// The tokens and the state of one row of the batch.
+template <class Real>
+struct Row {
+  std::int64_t token;   // first token, in its row of the tensors
+  std::int64_t packed;  // tokens before it
+  int length;
+  int batch;
+  std::int64_t slot;
+
+  __device__ Row(const StepCall<Real>& step, std::int64_t index) {
+    const Call<Real>& call = step.call;
+    const std::int64_t start = sequence_start(call, index);
+    const bool dense = call.cu_seqlens == nullptr;
+    token = dense ? 0 : start;
+    packed = start;
+    length = static_cast<int>(max(sequence_start(call, index + 1) - start, static_cast<std::int64_t>(0)));
+    batch = dense ? static_cast<int>(index) : 0;
+    slot = step.slots == nullptr   ? index
+           : step.slots_are_64_bit ? static_cast<const std::int64_t*>(step.slots)[index]
+                                   : static_cast<const std::int32_t*>(step.slots)[index];
+  }
+};
+
+template <class T>
+__global__ void __launch_bounds__(block_threads) step_scalars_kernel(StepCall<typename Config<T>::Real> step) {
+  using Real = typename Config<T>::Real;
+  const Call<Real>& call = step.call;
+  const std::int64_t index = blockIdx.x / call.heads;
+  const int head = static_cast<int>(blockIdx.x % call.heads);
+  const Row<Real> row(step, index);
+  if (row.slot < 0 || row.slot >= step.states) return;  // the host cannot see slots: a bad one is left alone
+  Real* n = static_cast<Real*>(step.n.data) + row.slot * step.n.sequence + head * step.n.head;
+  Real* m_state = static_cast<Real*>(step.m.data) + row.slot * step.m.sequence + head * step.m.head;
+  __shared__ double parts[block_threads / 32];
+  double m = *m_state;
+  for (int t = 0; t < row.length; ++t) {
+    double f = read_gate(call.f, call.f_type, row.batch, row.token + t, head);
+    double i = read_gate(call.i, call.i_type, row.batch, row.token + t, head);
+    if (call.capped) {
+      f = call.cap * tanh(f / call.cap);
+      i = call.cap * tanh(i / call.cap);
+    }
+    f = fmax(log_sigmoid(f), -3e4);
+    if (!call.exponential) i = log_sigmoid(i);
+    const double next = call.exponential ? static_cast<double>(static_cast<Real>(fmax(f + m, i))) : 0.0;
+    const auto decay = static_cast<Real>(exp(f + m - next));
+    const auto weight = static_cast<Real>(exp(i - next));
+    m = next;
+    const T* q = row_of<T>(call.q, row.batch, row.token + t, head / call.group);
+    const T* k = row_of<T>(call.k, row.batch, row.token + t, head / call.group);
+    double sum = 0;
+    for (int r = threadIdx.x; r < call.dqk; r += block_threads) {
+      const Real updated = decay * n[r] + weight * widen<Real>(k[r]);
+      n[r] = updated;
+      sum += static_cast<double>(widen<Real>(q[r]) * updated);
+    }
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xFFFFFFFFU, sum, offset);
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      double total = 0;
+      for (double part : parts) total += part;
+      const double size = fabs(total * call.scale), floor = exp(-m);
+      const std::int64_t at = head * call.all_tokens() + row.packed + t;
+      step.decay[at] = decay;
+      step.weight[at] = weight;
+      call.inverse[at] = call.normalized ? static_cast<Real>(1 / ((size < floor ? floor : size) + call.eps)) : Real{1};
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) *m_state = static_cast<Real>(m);
+}
+
+// Four columns of a row of C.
+template <class Real>
+struct Piece {
+  static constexpr int size = 4;
+  Real x[size];
+
+  __device__ void load(const Real* from, int count, bool wide) {
+    if (wide) {
+#pragma unroll
+      for (int part = 0; part < static_cast<int>(sizeof(Real)); part += 4) {
+        reinterpret_cast<float4*>(x)[part / 4] = reinterpret_cast<const float4*>(from)[part / 4];
+      }
+    } else {
+#pragma unroll
+      for (int e = 0; e < size; ++e) x[e] = e < count ? from[e] : Real{0};
+    }
+  }
+  __device__ void store(Real* to, int count, bool wide) const {
+    if (wide) {
+#pragma unroll
+      for (int part = 0; part < static_cast<int>(sizeof(Real)); part += 4) {
+        reinterpret_cast<float4*>(to)[part / 4] = reinterpret_cast<const float4*>(x)[part / 4];
+      }
+    } else {
+#pragma unroll
+      for (int e = 0; e < size; ++e) {
+        if (e < count) to[e] = x[e];
+      }
+    }
+  }
+};
+
+template <class T>
+__global__ void __launch_bounds__(step_threads)
+    step_state_kernel(StepCall<typename Config<T>::Real> step, int column_tiles, bool wide) {
+  using Real = typename Config<T>::Real;
+  constexpr int piece = Piece<Real>::size;
+  constexpr int width = column_groups * piece;
+  const Call<Real>& call = step.call;
+  std::int64_t unit = blockIdx.x;
+  const int column = static_cast<int>(unit % column_tiles) * width + threadIdx.x % column_groups * piece;
+  unit /= column_tiles;
+  const int head = static_cast<int>(unit % call.heads);
+  const Row<Real> row(step, unit / call.heads);
+  if (row.slot < 0 || row.slot >= step.states) return;
+  const int count = min(piece, call.dhv - column);
+  const int first = threadIdx.x / column_groups;
+  Real* C = static_cast<Real*>(step.C.data) + row.slot * step.C.sequence + head * step.C.head + column;
+  __shared__ Real sums[step_threads / 32][width];
+
+  for (int t = 0; t < row.length; ++t) {
+    const std::int64_t at = head * call.all_tokens() + row.packed + t;
+    const Real decay = step.decay[at], weight = step.weight[at];
+    const T* q = row_of<T>(call.q, row.batch, row.token + t, head / call.group);
+    const T* k = row_of<T>(call.k, row.batch, row.token + t, head / call.group);
+    const T* v = row_of<T>(call.v, row.batch, row.token + t, head) + column;
+    Real value[piece], out[piece] = {};
+#pragma unroll
+    for (int e = 0; e < piece; ++e) value[e] = e < count ? widen<Real>(v[e]) : Real{0};
+    if (count > 0) {
+#pragma unroll 8
+      for (int r = first; r < call.dqk; r += row_groups) {
+        Piece<Real> c;
+        c.load(C + r * step.C.row, count, wide);
+        const Real input = weight * widen<Real>(k[r]), query = widen<Real>(q[r]);
+#pragma unroll
+        for (int e = 0; e < piece; ++e) {
+          c.x[e] = decay * c.x[e] + input * value[e];
+          out[e] += query * c.x[e];
+        }
+        c.store(C + r * step.C.row, count, wide);
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < piece; ++e) {
+      out[e] += __shfl_xor_sync(0xFFFFFFFFU, out[e], 8);
+      out[e] += __shfl_xor_sync(0xFFFFFFFFU, out[e], 16);
+      if (threadIdx.x % 32 < column_groups) sums[threadIdx.x / 32][threadIdx.x % 32 * piece + e] = out[e];
+    }
+    __syncthreads();
+    const int c = static_cast<int>(blockIdx.x % column_tiles) * width + threadIdx.x;
+    if (threadIdx.x < width && c < call.dhv) {
+      Real total = 0;
+      for (const auto& warp : sums) total += warp[threadIdx.x];
+      row_of<T>(call.h, row.batch, row.token + t, head)[c] =
+          narrow<T>(static_cast<Real>(call.scale) * total * call.inverse[at]);
+    }
+    __syncthreads();
+  }
+}
+
+template <class Real>
+__global__ void start_states_kernel(StepCall<Real> step) {
+  const Call<Real>& call = step.call;
+  const std::int64_t sequence = blockIdx.x / call.heads;
+  const int head = static_cast<int>(blockIdx.x % call.heads);
+  const auto start = [&](const StateRows& from, const StateRows& to, int rows, int cols) {
+    for (std::int64_t e = threadIdx.x; e < static_cast<std::int64_t>(rows) * cols; e += blockDim.x) {
+      const std::int64_t r = e / cols, c = e % cols;
+      const Real value =
+          from.data == nullptr
+              ? Real{0}
+              : static_cast<const Real*>(from.data)[sequence * from.sequence + head * from.head + r * from.row + c];
+      static_cast<Real*>(to.data)[sequence * to.sequence + head * to.head + r * to.row + c] = value;
+    }
+  };
+  start(call.C0, step.C, call.dqk, call.dhv);
+  start(call.n0, step.n, 1, call.dqk);
+  start(call.m0, step.m, 1, 1);
+}
+
+}  // namespace
+
+template <class Real>
+void launch_start_states(const StepCall<Real>& step, cudaStream_t stream) {
+  const std::int64_t blocks = step.call.sequences * step.call.heads;
+  if (blocks > 0) launch_blocks("start_states", start_states_kernel<Real>, blocks, step_threads, 0, stream, step);
+}
+template void launch_start_states(const StepCall<float>&, cudaStream_t);
+template void launch_start_states(const StepCall<double>&, cudaStream_t);
+
+template <class T>
+void launch_step(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream) {
+  using Real = typename Config<T>::Real;
+  const Call<Real>& call = step.call;
+  const std::int64_t units = call.sequences * call.heads;
+  if (units == 0) return;
+  constexpr int width = column_groups * Piece<Real>::size;
+  const int column_tiles = (call.dhv + width - 1) / width;
+  const auto aligned = [](std::int64_t elements) {
+    return elements * static_cast<std::int64_t>(sizeof(Real)) % 16 == 0;
+  };
+  const bool wide = reinterpret_cast<std::uintptr_t>(step.C.data) % 16 == 0 && aligned(step.C.sequence) &&
+                    aligned(step.C.head) && aligned(step.C.row) && call.dhv % Piece<Real>::size == 0;
+  launch_blocks("step_scalars", step_scalars_kernel<T>, units, block_threads, 0, stream, step);
+  launch_blocks("step_state", step_state_kernel<T>, units * column_tiles, step_threads, 0, stream, step, column_tiles,
+                wide);
+}
+
+#define TFLA_INSTANTIATE(T) template void launch_step<T>(const StepCall<typename Config<T>::Real>&, cudaStream_t)
+TFLA_INSTANTIATE(__nv_bfloat16);
+TFLA_INSTANTIATE(__half);
+TFLA_INSTANTIATE(float);
+TFLA_INSTANTIATE(double);
+#undef TFLA_INSTANTIATE
+
+}  // namespace tfla::cuda

@@ -1,0 +1,280 @@
+#include "cuda/run.h"
+
+#include <algorithm>
+#include <string>
+
+#include "core/arena.h"
+#include "core/settings.h"
+#include "cuda/launch.h"
+#include "tfla/error.h"
+
+namespace tfla::cuda {
+
+namespace {
+
+constexpr int oldest_capability = 80;  // Ampere
+
+template <class Work>
+void with_type(const Plan& plan, const Work& work) {
+  switch (plan.shape.dtype) {
+    case DType::bfloat16: work(__nv_bfloat16{}); break;
+    case DType::float16: work(__half{}); break;
+    case DType::float64: work(double{}); break;
+    default: work(float{}); break;
+  }
+}
+
+Rows rows(const TensorView& view) {
+  if (!view.given()) return {};
+  const std::int64_t item = item_size(view.dtype);
+  const bool wide = reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && view.strides[0] * item % 16 == 0 &&
+                    view.strides[1] * item % 16 == 0 && view.strides[2] * item % 16 == 0;
+  return {const_cast<void*>(view.data), view.strides[0], view.strides[1], view.strides[2], wide};
+}
+
+StateRows state_rows(const TensorView& view) {
+  if (!view.given()) return {};
+  return {const_cast<void*>(view.data), view.strides[0], view.strides[1], view.strides[2]};
+}
+
+GateType gate_type(const TensorView& view) {
+  switch (view.dtype) {
+    case DType::float64: return GateType::float64;
+    case DType::bfloat16: return GateType::bfloat16;
+    case DType::float16: return GateType::float16;
+    default: return GateType::float32;
+  }
+}
+
+// The scratch of each operation, carved in one place: counted on a null base, used on the real one.
+template <class T>
+void carve(Arena& arena, const Plan& plan, Call<typename Config<T>::Real>& call) {
+  using Real = typename Config<T>::Real;
+  const std::int64_t vectors = call.all_tokens() * call.heads;
+  const std::int64_t chunks = call.numbers * call.heads;
+  call.inverse = arena.take<Real>(vectors);
+  if (plan.formulation == Formulation::recurrent) return;
+  call.chunks = arena.take<Chunk>(call.numbers);
+  for (double** vector : {&call.b, &call.c, &call.top}) *vector = arena.take<double>(vectors);
+  call.u2 = arena.take<typename Call<Real>::Log>(vectors);
+  call.c2 = arena.take<typename Call<Real>::Log>(vectors);
+  for (Real** vector : {&call.qbar, &call.abar, &call.floor}) *vector = arena.take<Real>(vectors);
+  call.m_start = arena.take<double>(chunks);
+  call.m_end = arena.take<double>(chunks);
+  call.gbar = arena.take<Real>(chunks);
+  call.states = arena.take<typename Config<T>::Stored>(chunks * call.dqk * call.padded_dhv());
+  call.n_states = arena.take<Real>(chunks * call.dqk);
+  if (plan.operation != Operation::backward) return;
+  const std::int64_t dqk_tiles = (call.dqk + Config<T>::width - 1) / Config<T>::width;
+  call.deta = arena.take<Real>(vectors);
+  call.dstates = arena.take<typename Config<T>::Stored>(chunks * call.dqk * call.padded_dhv());
+  call.dn_states = arena.take<Real>(chunks * call.dqk);
+  for (Real** vector : {&call.row_sums, &call.column_sums, &call.outflow})
+    *vector = arena.take<Real>(dqk_tiles * vectors);
+  call.through = arena.take<double>(chunks);
+}
+
+template <class T>
+StepCall<typename Config<T>::Real> carve_step(Arena& arena, const Plan& plan,
+                                              const Call<typename Config<T>::Real>& shape) {
+  using Real = typename Config<T>::Real;
+  StepCall<Real> step{};
+  step.call = shape;
+  carve<T>(arena, plan, step.call);
+  const std::int64_t vectors = shape.all_tokens() * shape.heads;
+  step.decay = arena.take<Real>(vectors);
+  step.weight = arena.take<Real>(vectors);
+  return step;
+}
+
+template <class Real>
+Call<Real> call_of_shape(const Plan& plan) {
+  const MlstmShape& shape = plan.shape;
+  Call<Real> call{};
+  call.batch = shape.batch;
+  call.tokens = shape.tokens;
+  call.sequences = shape.sequences;
+  call.qk_heads = static_cast<int>(shape.qk_heads);
+  call.heads = static_cast<int>(shape.heads);
+  call.group = static_cast<int>(shape.heads / shape.qk_heads);
+  call.dqk = static_cast<int>(shape.dqk);
+  call.dhv = static_cast<int>(shape.dhv);
+  call.L = static_cast<int>(plan.chunk);
+  call.numbers = shape.batch * shape.tokens / plan.chunk + shape.sequences;
+  return call;
+}
+
+template <class Real, class Args>
+Call<Real> call_of(const Args& args, const Plan& plan) {
+  const Settings settings = resolve(args.options, plan.shape.dqk);
+  Call<Real> call = call_of_shape<Real>(plan);
+  call.exponential = settings.exponential;
+  call.normalized = settings.normalized;
+  call.exact = settings.exact;
+  call.capped = settings.capped;
+  call.eps = settings.eps;
+  call.scale = settings.scale;
+  call.cap = settings.cap;
+  call.q = rows(args.q);
+  call.k = rows(args.k);
+  call.v = rows(args.v);
+  call.i = rows(args.i);
+  call.f = rows(args.f);
+  call.i_type = gate_type(args.i);
+  call.f_type = gate_type(args.f);
+  return call;
+}
+
+template <class Real, class Args>
+void add_sequences(Call<Real>& call, const Args& args) {
+  call.C0 = state_rows(args.initial_state.C);
+  call.n0 = state_rows(args.initial_state.n);
+  call.m0 = state_rows(args.initial_state.m);
+  call.cu_seqlens = args.cu_seqlens.data;
+  call.cu_is_64_bit = args.cu_seqlens.dtype == DType::int64;
+}
+
+// States of the recurrent formulation that the caller did not ask for lie in scratch.
+template <class Real>
+void carve_recurrent_states(Arena& arena, StepCall<Real>& step) {
+  const Call<Real>& call = step.call;
+  const std::int64_t dqk = call.dqk, dhv = call.dhv, heads = call.heads;
+  step.C = {arena.take<Real>(call.sequences * heads * dqk * dhv), heads * dqk * dhv, dqk * dhv, dhv};
+  step.n = {arena.take<Real>(call.sequences * heads * dqk), heads * dqk, dqk, 1};
+  step.m = {arena.take<Real>(call.sequences * heads), heads, 1, 0};
+  step.states = call.sequences;
+}
+
+template <class T>
+void forward_as(const MlstmForward& args, const Plan& plan, std::byte* scratch, cudaStream_t stream) {
+  using Real = typename Config<T>::Real;
+  Arena arena(scratch);
+  Call<Real> call = call_of<Real>(args, plan);
+  add_sequences(call, args);
+  call.h = rows(args.h);
+  if (plan.formulation == Formulation::recurrent) {
+    StepCall<Real> step = carve_step<T>(arena, plan, call);
+    carve_recurrent_states(arena, step);
+    if (args.last_state.C.given()) {
+      step.C = state_rows(args.last_state.C);
+      step.n = state_rows(args.last_state.n);
+      step.m = state_rows(args.last_state.m);
+    }
+    launch_start_states(step, stream);
+    launch_step<T>(step, stream);
+    return;
+  }
+  carve<T>(arena, plan, call);
+  call.C_last = state_rows(args.last_state.C);
+  call.n_last = state_rows(args.last_state.n);
+  call.m_last = state_rows(args.last_state.m);
+  launch_gates(call, stream);
+  launch_states<T>(call, stream);
+  launch_outputs<T>(call, stream);
+}
+
+template <class T>
+void backward_as(const MlstmBackward& args, const Plan& plan, std::byte* scratch, cudaStream_t stream) {
+  using Real = typename Config<T>::Real;
+  Arena arena(scratch);
+  Call<Real> call = call_of<Real>(args, plan);
+  add_sequences(call, args);
+  carve<T>(arena, plan, call);
+  call.dh = rows(args.dh);
+  call.dq = rows(args.dq);
+  call.dk = rows(args.dk);
+  call.dv = rows(args.dv);
+  call.di = rows(args.di);
+  call.df = rows(args.df);
+  call.dC_last = state_rows(args.dlast_state.C);
+  call.dn_last = state_rows(args.dlast_state.n);
+  call.dC0 = state_rows(args.dinitial_state.C);
+  call.dn0 = state_rows(args.dinitial_state.n);
+  launch_gates(call, stream);
+  launch_states<T>(call, stream);
+  launch_rows<T>(call, stream);
+  launch_dstates<T>(call, stream);
+  launch_gradients<T>(call, stream);
+}
+
+}  // namespace
+
+void check(cudaError_t status, const char* call) {
+  if (status == cudaSuccess) return;
+  throw Unavailable(std::string("tfla: CUDA refused ") + call + ": " + cudaGetErrorString(status));
+}
+
+void check_launch(const char* kernel) { check(cudaGetLastError(), kernel); }
+
+void check_available() {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess || count == 0) {
+    throw Unavailable(std::string("tfla: no GPU can be used here (") +
+                      (status == cudaSuccess ? "none was found" : cudaGetErrorString(status)) +
+                      "); use the device cpu");
+  }
+  int device = 0, major = 0, minor = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
+  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute");
+  if (10 * major + minor < oldest_capability) {
+    throw Unavailable("tfla: the GPU has compute capability " + std::to_string(major) + "." + std::to_string(minor) +
+                      "; 8.0 or newer is needed");
+  }
+}
+
+std::size_t scratch_bytes(const Plan& plan) {
+  Arena arena;
+  with_type(plan, [&](auto type) {
+    using T = decltype(type);
+    using Real = typename Config<T>::Real;
+    Call<Real> call = call_of_shape<Real>(plan);
+    if (plan.formulation != Formulation::recurrent) {
+      carve<T>(arena, plan, call);
+      return;
+    }
+    StepCall<Real> step = carve_step<T>(arena, plan, call);
+    if (plan.operation == Operation::forward) carve_recurrent_states(arena, step);
+  });
+  return arena.used();
+}
+
+void forward(const MlstmForward& args, const Plan& plan, std::byte* scratch, void* stream) {
+  with_type(plan,
+            [&](auto type) { forward_as<decltype(type)>(args, plan, scratch, static_cast<cudaStream_t>(stream)); });
+}
+
+void backward(const MlstmBackward& args, const Plan& plan, std::byte* scratch, void* stream) {
+  with_type(plan,
+            [&](auto type) { backward_as<decltype(type)>(args, plan, scratch, static_cast<cudaStream_t>(stream)); });
+}
+
+void step(const MlstmStep& args, const Plan& plan, std::byte* scratch, void* stream) {
+  with_type(plan, [&](auto type) {
+    using T = decltype(type);
+    using Real = typename Config<T>::Real;
+    Arena arena(scratch);
+    Call<Real> call = call_of<Real>(args, plan);
+    call.h = rows(args.h);
+    StepCall<Real> step = carve_step<T>(arena, plan, call);
+    step.C = state_rows(args.state.C);
+    step.n = state_rows(args.state.n);
+    step.m = state_rows(args.state.m);
+    step.states = args.state.C.shape[0];
+    step.slots = args.slots.data;
+    step.slots_are_64_bit = args.slots.dtype == DType::int64;
+    launch_step<T>(step, static_cast<cudaStream_t>(stream));
+  });
+}
+
+std::byte* allocate(std::size_t bytes, void* stream) {
+  void* memory = nullptr;
+  check(cudaMallocAsync(&memory, std::max<std::size_t>(bytes, 1), static_cast<cudaStream_t>(stream)),
+        "cudaMallocAsync");
+  return static_cast<std::byte*>(memory);
+}
+
+void release(std::byte* memory, void* stream) { cudaFreeAsync(memory, static_cast<cudaStream_t>(stream)); }
+
+}  // namespace tfla::cuda

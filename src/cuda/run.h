@@ -1,0 +1,24 @@
+// The CUDA backend's door. In a build without CUDA every function throws Unavailable.
+#pragma once
+
+#include <cstddef>
+
+#include "tfla/plan.h"
+
+namespace tfla::cuda {
+
+// Throws Unavailable in one sentence: no CUDA in this build, no driver, no GPU, or one that is too old.
+void check_available();
+
+[[nodiscard]] std::size_t scratch_bytes(const Plan& plan);
+
+// Enqueue on the stream and return. Scratch is device memory.
+void forward(const MlstmForward& args, const Plan& plan, std::byte* scratch, void* stream);
+void backward(const MlstmBackward& args, const Plan& plan, std::byte* scratch, void* stream);
+void step(const MlstmStep& args, const Plan& plan, std::byte* scratch, void* stream);
+
+// Device memory in stream order, for the calls that allocate their own scratch.
+[[nodiscard]] std::byte* allocate(std::size_t bytes, void* stream);
+void release(std::byte* memory, void* stream);
+
+}  // namespace tfla::cuda

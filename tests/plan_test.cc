@@ -1,0 +1,169 @@
+// The plan: pure, nested, frugal, readable, and refused where a call would be.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "support.h"
+#include "validation.h"
+
+namespace tfla::test {
+namespace {
+
+using reference::Case;
+using reference::Problem;
+
+MlstmShape documented_shape(std::int64_t tokens, DType dtype = DType::float32) {
+  return {.tokens = tokens, .qk_heads = 4, .heads = 4, .dqk = 128, .dhv = 256, .longest = tokens, .dtype = dtype};
+}
+
+bool same(const Plan& a, const Plan& b) {
+  return a.operation == b.operation && a.device == b.device && a.formulation == b.formulation && a.shape == b.shape &&
+         a.compute == b.compute && a.threads == b.threads && a.tile == b.tile && a.chunk == b.chunk &&
+         a.span == b.span && a.panel == b.panel && a.scratch_bytes == b.scratch_bytes && a.flops == b.flops &&
+         a.useful_flops == b.useful_flops && a.bytes == b.bytes;
+}
+
+TEST(PlanSmall, SameInSameOut) {
+  for (const Operation operation : {Operation::forward, Operation::backward, Operation::step}) {
+    const MlstmShape shape = documented_shape(777);
+    const Plan first = plan(operation, shape, {}, {.threads = 3});
+    const Plan between = plan(operation, documented_shape(12), {.chunk_size = 5}, {.threads = 7});
+    EXPECT_TRUE(same(plan(operation, shape, {}, {.threads = 3}), first));
+    EXPECT_FALSE(same(between, first));
+  }
+}
+
+TEST(PlanSmall, OfArgumentsIsThatOfTheirShape) {
+  Case c;
+  c.shape = {.batch = 2, .tokens = 50, .qk_heads = 1, .heads = 2, .dqk = 3, .dhv = 5, .dtype = DType::bfloat16};
+  c.options.chunk_size = 16;
+  Problem problem(c);
+  MlstmShape shape = c.shape;
+  shape.sequences = 2;
+  shape.longest = 50;
+  const Execution execution{.threads = 2};
+  EXPECT_TRUE(same(plan(problem.forward(), execution), plan(Operation::forward, shape, c.options, execution)));
+  EXPECT_TRUE(same(plan(problem.backward(), execution), plan(Operation::backward, shape, c.options, execution)));
+
+  c.shape.batch = 1;
+  c.cu_seqlens = {0, 30, 30, 50};
+  Problem packed(c);
+  shape.batch = 1;
+  shape.sequences = 3;
+  shape.longest = 30;
+  EXPECT_TRUE(same(plan(packed.forward(), execution), plan(Operation::forward, shape, c.options, execution)));
+}
+
+TEST(PlanSmall, TilesChunksAndSpansNest) {
+  for (const std::int64_t tokens : {1, 2, 63, 64, 65, 1000, 4096, 100000}) {
+    for (const std::int64_t chunk_size : {0, 1, 7, 16, 100, 256, 5000}) {
+      for (const int threads : {1, 2, 8, 64}) {
+        for (const Operation operation : {Operation::forward, Operation::backward}) {
+          for (const std::int64_t dim : {1, 64, 512}) {
+            MlstmShape shape = documented_shape(tokens);
+            shape.dqk = shape.dhv = dim;
+            const Plan p = plan(operation, shape, {.chunk_size = chunk_size}, {.threads = threads});
+            const std::string what = describe(p);
+            ASSERT_GE(p.tile, 1) << what;
+            ASSERT_GE(p.chunk, p.tile) << what;
+            ASSERT_GE(p.span, p.chunk) << what;
+            // Each a whole number of the one before it, unless it spans the sequence anyway.
+            EXPECT_TRUE(p.chunk % p.tile == 0 || p.chunk == chunk_size || p.chunk >= tokens) << what;
+            EXPECT_TRUE(p.span % p.chunk == 0 || p.span >= tokens) << what;
+            if (chunk_size > 0) {
+              EXPECT_EQ(p.chunk, std::min(chunk_size, tokens)) << what;
+            }
+            EXPECT_EQ(p.threads, threads);
+            EXPECT_EQ(p.compute, DType::float32);
+            EXPECT_GT(p.useful_flops, 0);
+            EXPECT_GE(p.flops, p.useful_flops) << what;
+          }
+        }
+      }
+    }
+  }
+}
+
+// Bytes of q, k, v, h, i, f, and for backward of dh and the gradients as well; no states.
+double tensor_bytes(Operation operation, const MlstmShape& s) {
+  const double row = static_cast<double>(2 * s.qk_heads * s.dqk + 2 * s.heads * s.dhv);
+  const double gates = static_cast<double>(2 * s.heads * item_size(s.gate_dtype));
+  const double values = row * static_cast<double>(item_size(s.dtype));
+  const double passes = operation == Operation::backward ? 2 : 1;
+  const double dv = operation == Operation::backward ? static_cast<double>(s.heads * s.dhv * item_size(s.dtype)) : 0;
+  return static_cast<double>(s.batch * s.tokens) * (passes * (values + gates) - dv);
+}
+
+TEST(PlanSmall, ScratchStaysBelowAQuarterOfTheTensors) {
+  for (std::int64_t tokens = 2048; tokens <= 65536; tokens *= 2) {
+    for (const Operation operation : {Operation::forward, Operation::backward}) {
+      const MlstmShape shape = documented_shape(tokens);
+      const Plan p = plan(operation, shape, {}, {.threads = 2});
+      EXPECT_LT(static_cast<double>(p.scratch_bytes), 0.25 * tensor_bytes(operation, shape)) << describe(p);
+    }
+  }
+}
+
+TEST(PlanSmall, CostsGrowWithTheSequenceAsTheyShould) {
+  const auto flops = [](Formulation formulation, std::int64_t tokens) {
+    return plan(Operation::forward, documented_shape(tokens), {.formulation = formulation}, {.threads = 2})
+        .useful_flops;
+  };
+  EXPECT_NEAR(flops(Formulation::chunkwise, 16384) / flops(Formulation::chunkwise, 8192), 2, 0.1);
+  EXPECT_NEAR(flops(Formulation::parallel, 16384) / flops(Formulation::parallel, 8192), 4, 0.2);
+  const Plan p = plan(Operation::forward, documented_shape(8192), {}, {.threads = 2});
+  EXPECT_GE(p.bytes, tensor_bytes(Operation::forward, p.shape));
+}
+
+TEST(PlanSmall, DescriptionSaysWhatWasChosen) {
+  const Plan p = plan(Operation::backward, documented_shape(3000), {.chunk_size = 96}, {.threads = 2});
+  const std::string page = describe(p);
+  for (const std::string& word :
+       {std::string("backward"), std::string("chunk"), std::string("96"), std::string("scratch"),
+        std::to_string(p.scratch_bytes), std::string("kernels"), std::string("gates"), std::string("gradients"),
+        std::string("FLOPs"), std::string("float32")}) {
+    EXPECT_NE(page.find(word), std::string::npos) << word << " is missing in\n" << page;
+  }
+}
+
+TEST(PlanSmall, BadShapesAreRefused) {
+  const struct {
+    const char* named;
+    void (*spoil)(MlstmShape&);
+  } rows[] = {{"B|batch", [](MlstmShape& s) { s.batch = -1; }},
+              {"T|tokens", [](MlstmShape& s) { s.tokens = -1; }},
+              {"H|heads", [](MlstmShape& s) { s.heads = 0; }},
+              {"Hqk|heads", [](MlstmShape& s) { s.qk_heads = 3; }},
+              {"dqk", [](MlstmShape& s) { s.dqk = 0; }},
+              {"dhv", [](MlstmShape& s) { s.dhv = -4; }},
+              {"N|sequences", [](MlstmShape& s) { s.sequences = -1; }},
+              {"longest", [](MlstmShape& s) { s.longest = -1; }},
+              {"dtype", [](MlstmShape& s) { s.dtype = DType::int32; }},
+              {"gate_dtype|dtype", [](MlstmShape& s) { s.gate_dtype = static_cast<DType>(50); }},
+              {"tokens|T", [](MlstmShape& s) { s.tokens = s.longest = std::int64_t{1} << 62; }}};
+  for (const auto& row : rows) {
+    SCOPED_TRACE(row.named);
+    MlstmShape shape = documented_shape(100);
+    row.spoil(shape);
+    for (const Operation operation : {Operation::forward, Operation::backward, Operation::step}) {
+      expect_sentence(refusal([&] { static_cast<void>(plan(operation, shape, {})); }), row.named);
+    }
+  }
+  expect_sentence(
+      refusal([&] { static_cast<void>(plan(Operation::forward, documented_shape(9), {.chunk_size = -1})); }),
+      "chunk_size");
+  expect_sentence(refusal([&] { static_cast<void>(plan(static_cast<Operation>(9), documented_shape(9), {})); }),
+                  "operation");
+}
+
+TEST(PlanSmall, NothingToDoIsFine) {
+  for (const Operation operation : {Operation::forward, Operation::backward, Operation::step}) {
+    MlstmShape shape = documented_shape(0);
+    EXPECT_NO_THROW(static_cast<void>(describe(plan(operation, shape, {}))));
+    shape.batch = shape.sequences = 0;
+    EXPECT_NO_THROW(static_cast<void>(describe(plan(operation, shape, {}))));
+  }
+}
+
+}  // namespace
+}  // namespace tfla::test
