@@ -11,6 +11,7 @@
 #include "options.h"
 #include "progress.h"
 #include "reference/harness.h"
+#include "reference/tensor.h"
 #include "report.h"
 #include "table.h"
 
@@ -124,6 +125,7 @@ void check_formulation(Row& row, Regime regime, reference::Problem& problem, con
 }
 
 Checked check_all(const CheckOptions& options) {
+  reference::place_buffers(options.common.execution.device);
   constexpr std::array formulations = {Formulation::chunkwise, Formulation::parallel, Formulation::recurrent};
   const std::size_t pieces = options.dtypes.size() * variants.size() * std::size(reference::all_regimes);
   Progress progress("tfla check", static_cast<std::int64_t>(pieces));

@@ -1,7 +1,8 @@
 # tfla_warnings(target): the warnings every target of this project is clean under.
 function(tfla_warnings target)
-  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wcast-qual -Wnon-virtual-dtor)
+  set(warnings -Wall -Wextra -Wpedantic -Wshadow -Wcast-qual -Wnon-virtual-dtor)
   if(TFLA_WERROR)
-    target_compile_options(${target} PRIVATE -Werror)
+    list(APPEND warnings -Werror)
   endif()
+  target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${warnings}>")  # nvcc does not know them
 endfunction()

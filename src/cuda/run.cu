@@ -277,4 +277,14 @@ std::byte* allocate(std::size_t bytes, void* stream) {
 
 void release(std::byte* memory, void* stream) { cudaFreeAsync(memory, static_cast<cudaStream_t>(stream)); }
 
+std::byte* allocate_shared(std::size_t bytes) {
+  void* memory = nullptr;
+  check(cudaHostAlloc(&memory, bytes, cudaHostAllocMapped), "cudaHostAlloc");
+  return static_cast<std::byte*>(memory);
+}
+
+void release_shared(std::byte* memory) { cudaFreeHost(memory); }
+
+void synchronize() { check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
+
 }  // namespace tfla::cuda

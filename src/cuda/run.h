@@ -21,4 +21,9 @@ void step(const MlstmStep& args, const Plan& plan, std::byte* scratch, void* str
 [[nodiscard]] std::byte* allocate(std::size_t bytes, void* stream);
 void release(std::byte* memory, void* stream);
 
+// Memory that host and device both see, and waiting until its results are in: for tests, not for speed.
+[[nodiscard]] std::byte* allocate_shared(std::size_t bytes);
+void release_shared(std::byte* memory);
+void synchronize();
+
 }  // namespace tfla::cuda

@@ -21,4 +21,8 @@ void step(const MlstmStep& /*args*/, const Plan& /*plan*/, std::byte* /*scratch*
 std::byte* allocate(std::size_t /*bytes*/, void* /*stream*/) { return check_available(), nullptr; }
 void release(std::byte* /*memory*/, void* /*stream*/) {}
 
+std::byte* allocate_shared(std::size_t /*bytes*/) { return check_available(), nullptr; }
+void release_shared(std::byte* /*memory*/) {}
+void synchronize() {}
+
 }  // namespace tfla::cuda

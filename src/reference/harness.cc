@@ -90,6 +90,7 @@ struct Problem::Storage {
   Tensor h, dq, dk, dv, di, df;
   Tensor C0, n0, m0, C, n, m;
   Tensor dC_last, dn_last, dC0, dn0;
+  Tensor packing;  // cu_seqlens where the call can read it
   MlstmForward forward;
   MlstmBackward backward;
 
@@ -232,7 +233,9 @@ struct Problem::Storage {
   void fill_arguments() {
     TensorView boundaries;
     if (!cu_seqlens.empty()) {
-      boundaries = {cu_seqlens.data(), DType::int64, {static_cast<std::int64_t>(cu_seqlens.size())}};
+      packing = Tensor(DType::int64, {static_cast<std::int64_t>(cu_seqlens.size())});
+      std::copy(cu_seqlens.begin(), cu_seqlens.end(), static_cast<std::int64_t*>(packing.view.data));
+      boundaries = packing.view;
     }
     const MlstmState initial{C0.view, n0.view, m0.view};
     forward = {.q = q.view,
@@ -404,6 +407,7 @@ Judge::Judge(const Problem& problem, bool with_backward) : problem_(problem), an
 Judge::~Judge() = default;
 
 std::vector<TensorError> Judge::forward_errors() const {
+  wait_for_buffers();
   const Problem::Storage& storage = *problem_.storage_;
   std::vector<TensorError> errors{compare("h", storage.h.view, answers_->h)};
   if (storage.m.given()) {
@@ -419,6 +423,7 @@ std::vector<TensorError> Judge::forward_errors() const {
 }
 
 std::vector<TensorError> Judge::backward_errors() const {
+  wait_for_buffers();
   const Problem::Storage& storage = *problem_.storage_;
   const Answers& a = *answers_;
   std::vector<TensorError> errors{compare("dq", storage.dq.view, a.dq), compare("dk", storage.dk.view, a.dk),

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <new>
 
+#include "cuda/run.h"
+
 namespace tfla::reference {
 namespace {
 
@@ -16,15 +18,31 @@ std::int64_t byte_count(DType dtype, std::initializer_list<std::int64_t> shape) 
   return bytes;
 }
 
+Device place = Device::cpu;
+
+std::byte* allocate(std::int64_t bytes) {
+  const auto size = static_cast<std::size_t>(bytes);
+  if (place == Device::cuda) return cuda::allocate_shared(size);
+  return static_cast<std::byte*>(::operator new[](size, alignment));
+}
+
 }  // namespace
 
-void Buffer::Free::operator()(std::byte* memory) const { ::operator delete[](memory, alignment); }
+void place_buffers(Device device) { place = device; }
 
-Buffer::Buffer(std::int64_t bytes)
-    : size_(bytes),
-      memory_(static_cast<std::byte*>(::operator new[](static_cast<std::size_t>(bytes + 2 * margin), alignment))) {
-  poison();
+void wait_for_buffers() {
+  if (place == Device::cuda) cuda::synchronize();
 }
+
+void Buffer::Free::operator()(std::byte* memory) const {
+  if (device == Device::cuda) {
+    cuda::release_shared(memory);
+  } else {
+    ::operator delete[](memory, alignment);
+  }
+}
+
+Buffer::Buffer(std::int64_t bytes) : size_(bytes), memory_(allocate(bytes + 2 * margin), Free{place}) { poison(); }
 
 void Buffer::poison() { std::memset(memory_.get(), poison_byte, static_cast<std::size_t>(size_ + 2 * margin)); }
 

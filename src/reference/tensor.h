@@ -7,9 +7,14 @@
 #include <memory>
 #include <utility>
 
-#include "tfla/tensor_view.h"
+#include "tfla/mlstm.h"
 
 namespace tfla::reference {
+
+// Where buffers are made from now on: plain memory, or memory that a GPU sees too.
+void place_buffers(Device device);
+// Waits for whatever a GPU still writes into buffers.
+void wait_for_buffers();
 
 // Bytes aligned to 64, all 0xFF (a NaN in every float dtype), with a margin of 0xFF before and after.
 class Buffer {
@@ -24,6 +29,7 @@ class Buffer {
  private:
   static constexpr std::int64_t margin = 256;
   struct Free {
+    Device device = Device::cpu;
     void operator()(std::byte* memory) const;
   };
   std::int64_t size_;
