@@ -59,7 +59,7 @@ void gradients_through_state(const Matrix<const Real>& K, const Matrix<const Rea
                              const Matrix<Real>& dV, double* outflow) {
   scale_rows<Real>(1, abar, K, Kb);
   product(dK, V, Matrix<const Real>(dstate.C).t(), Real{0});
-  product(dV, Kb, dstate.C, Real{0});
+  multiply_by_state<Real>(Kb, dstate.C, dV);
   for (std::int64_t t = 0; t < K.rows; ++t) {
     simd::add(Real{1}, dstate.n, dK.row(t), K.cols);
     outflow[t] = simd::dot(Kb.row(t), dK.row(t), K.cols);

@@ -26,7 +26,7 @@ void tile_outputs(const Problem& problem, const Tile& tile, const GateVectors<Re
   gated_scores<Real>(Square::diagonal, Q, K, D, S);
   if (!state.zero) {
     scale_rows(scale, gates.qbar, Q, Qb);
-    product(H, Qb, state.C, Real{0});
+    multiply_by_state<Real>(Qb, state.C, H);
   }
   product(H, S, V, state.zero ? Real{0} : Real{1});
   store_tile<Real>(H, gates.inverse, h, tile, tile.head);

@@ -37,7 +37,7 @@ void block_outputs(const Problem& problem, const Tile& rows, const ParallelScrat
   if (!state.zero) {
     const Matrix<Real> Qb = dense(buffers.qb, rows.size(), shape.dqk);
     scale_rows(scale, gates.qbar + rows.begin, Q, Qb);
-    product(H, Qb, state.C, Real{0});
+    multiply_by_state<Real>(Qb, state.C, H);
   }
   for (std::int64_t begin = 0; begin < rows.end; begin += parallel_block) {
     const Tile columns{rows.sequence, rows.head, begin, std::min(begin + parallel_block, rows.end)};

@@ -78,6 +78,14 @@ void store_state(const State<Real>& state, const MutableTensorView& C, const Mut
 }
 
 template <class Real>
+void multiply_by_state(const Matrix<const Real>& X, const Matrix<Real>& C, const Matrix<Real>& out) {
+  for (std::int64_t first = 0; first < C.cols; first += state_panel) {
+    const std::int64_t width = std::min(state_panel, C.cols - first);
+    product(out.columns(first, width), X, C.columns(first, width), Real{0});
+  }
+}
+
+template <class Real>
 void advance_matrix(Real decay, const Matrix<const Real>& X, const Matrix<const Real>& Y, bool zero,
                     const Matrix<Real>& C) {
   for (std::int64_t first = 0; first < C.cols; first += state_panel) {
@@ -154,6 +162,7 @@ State<Real> state_at_span(const Problem& problem, const Span& span, std::int64_t
   template void load_state(const TensorView&, const TensorView&, std::int64_t, std::int64_t, Columns, State<Real>&);   \
   template void store_state(const State<Real>&, const MutableTensorView&, const MutableTensorView&, std::int64_t,      \
                             std::int64_t);                                                                             \
+  template void multiply_by_state(const Matrix<const Real>&, const Matrix<Real>&, const Matrix<Real>&);                \
   template void advance_matrix(Real, const Matrix<const Real>&, const Matrix<const Real>&, bool, const Matrix<Real>&); \
   template void advance_vector(Real, const Matrix<const Real>&, const Real*, bool, Real*);                             \
   template struct StateBuffers<Real>;                                                                                  \
