@@ -3,12 +3,14 @@
 PREFIX ?= /usr/local
 JOBS := $(shell nproc)
 TFLA := build/release/tfla
+# Where there is nvcc, the CUDA backend is built and tested too; without a GPU its tests are reported as skipped.
+CUDA := $(if $(shell command -v nvcc),cuda)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench format lint install clean deps release
+.PHONY: help run test gpu-test gpu-bundle bench format lint install clean deps release
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: release  ## build, compare every variant with float64, time them
 	$(TFLA) check
@@ -16,7 +18,16 @@ run: release  ## build, compare every variant with float64, time them
 
 test:  ## build and run all tests, then a smaller set under each sanitizer and the fuzzer
 	@tools/install_deps.sh build test
-	tools/run_tests.sh release asan tsan fuzz
+	tools/run_tests.sh release asan tsan fuzz $(CUDA)
+
+gpu-test: gpu-bundle  ## build the CUDA backend and run its tests on this machine's GPU
+	build/gpu-bundle/run
+
+gpu-bundle:  ## build the CUDA backend and its tests into a folder that any machine with a GPU can run
+	@tools/install_deps.sh build
+	@cmake --preset cuda >/dev/null
+	cmake --build --preset cuda --parallel $(JOBS)
+	tools/gpu_bundle.sh
 
 bench: release  ## time tfla and mlstm_kernels side by side (PyTorch in .venv)
 	@tools/install_deps.sh bench

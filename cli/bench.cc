@@ -34,6 +34,7 @@ void parse_operation(BenchOptions& options, const std::string& option, const std
 int bench(BenchOptions options) {
   constexpr double usual_min_time = 0.5;
   constexpr double quick_min_time = 0.1;
+  if (options.common.execution.device != Device::cpu) throw UsageError("tfla: --device was 'cuda'; bench takes cpu");
   if (options.min_time == 0) options.min_time = options.quick ? quick_min_time : usual_min_time;
   const int threads = resolved_threads(options.common.execution);
   JsonFile file(options.json);

@@ -11,7 +11,6 @@
 #include "options.h"
 #include "progress.h"
 #include "reference/harness.h"
-#include "reference/tensor.h"
 #include "report.h"
 #include "table.h"
 
@@ -88,11 +87,12 @@ std::vector<std::int64_t> chunk_sizes(const CheckOptions& options, Formulation f
   return {0, odd_chunk};
 }
 
-void take(Worst& worst, const std::vector<TensorError>& errors, Regime regime, const MlstmForward& call,
+void take(Worst& worst, const std::vector<TensorError>& errors, Regime regime, const MlstmForward& call, Device device,
           const nlohmann::ordered_json& context, nlohmann::ordered_json& log) {
   for (const TensorError& error : errors) {
-    const bool gate = error.tensor == "di" || error.tensor == "df";
-    const double bound = reference::bound(error.tensor, regime, gate ? call.i.dtype : call.q.dtype);
+    // On a GPU the products are in the dtype of q, whatever the gates are stored in.
+    const bool gate = (error.tensor == "di" || error.tensor == "df") && device == Device::cpu;
+    const double bound = reference::bound(error.tensor, regime, gate ? call.i.dtype : call.q.dtype, device);
     nlohmann::ordered_json entry = context;
     entry["tensor"] = error.tensor;
     entry["relative_error"] = error.relative;  // JSON has no infinity: null says that something was not finite
@@ -117,15 +117,15 @@ void check_formulation(Row& row, Regime regime, reference::Problem& problem, con
       mlstm->chunk_size = chunk;
     }
     forward(problem.forward(), options.common.execution);
-    take(row.forward, judge.forward_errors(), regime, problem.forward(), context, log);
+    take(row.forward, judge.forward_errors(), regime, problem.forward(), options.common.execution.device, context, log);
     if (row.formulation == Formulation::recurrent) continue;
     backward(problem.backward(), options.common.execution);
-    take(row.backward, judge.backward_errors(), regime, problem.forward(), context, log);
+    take(row.backward, judge.backward_errors(), regime, problem.forward(), options.common.execution.device, context,
+         log);
   }
 }
 
 Checked check_all(const CheckOptions& options) {
-  reference::place_buffers(options.common.execution.device);
   constexpr std::array formulations = {Formulation::chunkwise, Formulation::parallel, Formulation::recurrent};
   const std::size_t pieces = options.dtypes.size() * variants.size() * std::size(reference::all_regimes);
   Progress progress("tfla check", static_cast<std::int64_t>(pieces));
@@ -145,6 +145,7 @@ Checked check_all(const CheckOptions& options) {
         description.initial_state = true;
         description.last_state_grad = true;
         description.seed = options.seed;
+        description.device = options.common.execution.device;
         reference::Problem problem(description);
         const reference::Judge judge(problem, true);
         for (std::size_t x = first; x < checked.rows.size(); ++x) {

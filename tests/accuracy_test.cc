@@ -183,23 +183,45 @@ std::string case_name(const ::testing::TestParamInfo<Case>& info) {
   return std::to_string(info.index) + "_" + label(info.param);
 }
 
+// Empty where the device can be used.
+std::string why_unavailable(Device device) {
+  try {
+    static_cast<void>(plan(Operation::forward, MlstmShape{}, {}, {.device = device}));
+    return {};
+  } catch (const Unavailable& reason) {
+    return reason.what();
+  }
+}
+
 class Accuracy : public ::testing::TestWithParam<Case> {};
 
 TEST_P(Accuracy, WithinBounds) {
   const Case& description = GetParam();
   const bool with_backward = description.options.formulation != Formulation::recurrent;
+  const Execution execution{.device = description.device};
+  if (const std::string reason = why_unavailable(description.device); !reason.empty()) GTEST_SKIP() << reason;
   reference::Problem problem(description);
   const reference::Judge judge(problem, with_backward);
-  forward(problem.forward());
+  forward(problem.forward(), execution);
   EXPECT_TRUE(within_bounds(judge.forward_errors(), description));
   if (!with_backward) return;
-  backward(problem.backward());
+  backward(problem.backward(), execution);
   EXPECT_TRUE(within_bounds(judge.backward_errors(), description));
 }
 
 INSTANTIATE_TEST_SUITE_P(Pairs, Accuracy, ::testing::ValuesIn(cases(full)), case_name);
 INSTANTIATE_TEST_SUITE_P(Small, Accuracy, ::testing::ValuesIn(cases(few)), case_name);
 INSTANTIATE_TEST_SUITE_P(Documented, Accuracy, ::testing::ValuesIn(documented_cases()), case_name);
+
+#ifdef TFLA_TEST_CUDA
+// The same table with the device as one more column. Skipped by name where there is no GPU.
+std::vector<Case> on_gpu(std::vector<Case> all) {
+  for (Case& c : all) c.device = Device::cuda;
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(PairsCuda, Accuracy, ::testing::ValuesIn(on_gpu(cases(full))), case_name);
+INSTANTIATE_TEST_SUITE_P(DocumentedCuda, Accuracy, ::testing::ValuesIn(on_gpu(documented_cases())), case_name);
+#endif
 
 TEST(AccuracySmall, EveryPairOfValuesMeets) {
   for (const Factors* f : {&full, &few}) {

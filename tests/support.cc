@@ -31,8 +31,9 @@ DType stored_dtype(const std::string& tensor, const reference::Case& description
 // The bounds take the rounding of a 16-bit result as its root mean square over many elements. Where few elements make
 // up the norm, each may be off by the whole unit of rounding.
 double allowed_error(const std::string& tensor, const reference::Case& description) {
-  const DType dtype = stored_dtype(tensor, description);
-  const double bound = reference::bound(tensor, description.regime, dtype);
+  const bool gpu = description.device == Device::cuda;
+  const DType dtype = gpu ? description.shape.dtype : stored_dtype(tensor, description);
+  const double bound = reference::bound(tensor, description.regime, dtype, description.device);
   if (dtype != DType::bfloat16 && dtype != DType::float16) return bound;
   const MlstmShape& s = description.shape;
   const bool gate = tensor == "di" || tensor == "df", shared = tensor == "dq" || tensor == "dk";
@@ -240,6 +241,7 @@ std::string label(const reference::Case& c) {
   if (o.exact_normalizer_grad) text += "_exact";
   if (o.soft_cap) text += "_cap";
   if (o.qk_scale) text += "_scale";
+  if (c.device == Device::cuda) text += "_cuda";
   if (c.seed != 1) text += "_seed" + std::to_string(c.seed);
   return text;
 }

@@ -48,6 +48,8 @@ struct Plan {
 
   std::int64_t panel = 0;  // columns of the state that step and the recurrent formulation update at a time
 
+  std::int64_t segments = 1;  // cuda: parts of a sequence whose states are summed up side by side
+
   std::size_t scratch_bytes = 0;
   double flops = 0;         // of the matrix products, masked halves of tiles included
   double useful_flops = 0;  // only the causal half of the products inside a tile

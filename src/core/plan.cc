@@ -35,7 +35,7 @@ std::int64_t choose_tile(const MlstmShape& shape) {
   const auto dqk = static_cast<double>(shape.dqk);
   const auto dhv = static_cast<double>(shape.dhv);
   const double balance = std::sqrt(24.0 * dqk * dhv / (dqk + dhv));
-  return std::clamp<std::int64_t>(static_cast<std::int64_t>(balance / 16 + 0.5) * 16, 32, 128);
+  return std::clamp<std::int64_t>(std::lround(balance / 16) * 16, 32, 128);
 }
 
 // Whether one thread works through a whole sequence with the state in its cache (fused), or spans of it go to
@@ -96,6 +96,13 @@ void choose_cuda_ranges(Plan& plan, const MlstmOptions& options) {
   plan.span = std::max<std::int64_t>(plan.shape.longest, 1);
   plan.chunk = std::min(options.chunk_size > 0 ? options.chunk_size : usual_chunk, longest);
   if (plan.formulation == Formulation::parallel) plan.chunk = longest;
+  // Stage states has a block per sequence, head and 64 x 128 tile of the state; four per multiprocessor of a large GPU
+  // keep it busy. Segments make up for the rest, as long as each has a few chunks.
+  constexpr std::int64_t wanted_blocks = 528, fewest_chunks = 4, most_segments = 64;
+  const std::int64_t tiles = ceil_div(plan.shape.dqk, 64) * ceil_div(plan.shape.dhv, 128);
+  const std::int64_t blocks = std::max<std::int64_t>(plan.shape.sequences * plan.shape.heads * tiles, 1);
+  const std::int64_t chunks = ceil_div(longest, plan.chunk);
+  plan.segments = std::clamp<std::int64_t>(std::min(wanted_blocks / blocks, chunks / fewest_chunks), 1, most_segments);
 }
 
 void choose_ranges(Plan& plan, const MlstmOptions& options) {
@@ -258,7 +265,10 @@ std::string describe(const Plan& plan) {
   } else if (plan.formulation == Formulation::chunkwise) {
     line("chunk size", fmt::format("{} tokens between stored states", plan.chunk));
     line("tile", fmt::format("{} tokens per set of matrix products", plan.tile));
-    line("span", fmt::format("{} tokens per thread and turn{}", plan.span, plan.fused() ? " (whole sequences)" : ""));
+    if (plan.device == Device::cuda)
+      line("segments", fmt::format("{} per sequence", plan.segments));
+    else
+      line("span", fmt::format("{} tokens per thread and turn{}", plan.span, plan.fused() ? " (whole sequences)" : ""));
   }
   line("scratch", fmt::format("{} bytes ({:.1f} % of the call's tensors)", plan.scratch_bytes,
                               tensors > 0 ? 100.0 * static_cast<double>(plan.scratch_bytes) / tensors : 0.0));

@@ -6,6 +6,8 @@
 
 namespace tfla::cuda {
 
+inline constexpr int largest_segments = 64;
+
 // A [B,T,H,D] tensor (D = 1 for gates). Strides in elements.
 struct Rows {
   void* data = nullptr;
@@ -45,7 +47,8 @@ struct Call {
   std::int64_t batch, tokens, sequences;
   int qk_heads, heads, group;  // group = heads / qk_heads
   int dqk, dhv;
-  int L;  // chunk size
+  int L;                             // chunk size
+  int segments, chunks_per_segment;  // of a sequence, in stage states
   bool exponential, normalized, exact, capped;
   double eps, scale, cap;
 
@@ -74,11 +77,12 @@ struct Call {
   Real* gbar;            // [numbers,H] decay of the state over the chunk
   void* states;          // [numbers,H,dqk,padded dhv] C at chunk starts, in the stored type
   void* dstates;         // the same for dC at chunk ends
+  Real* segment_states;  // [N,H,segments,dqk,padded dhv + 1]; only with several segments
   Real* n_states;        // [numbers,H,dqk]
   Real* dn_states;       // [numbers,H,dqk]
 
   Real* row_sums;     // [dqk tiles,H,tokens] q.dq
-  Real* column_sums;  // [dqk tiles,H,tokens] k.dk from inside the chunk
+  Real* column_sums;  // [dqk tiles,H,tokens] k.dk
   Real* outflow;      // [dqk tiles,H,tokens] k.dk through the outgoing state
   double* through;    // [numbers,H]
 

@@ -64,6 +64,10 @@ void carve(Arena& arena, const Plan& plan, Call<typename Config<T>::Real>& call)
   call.gbar = arena.take<Real>(chunks);
   call.states = arena.take<typename Config<T>::Stored>(chunks * call.dqk * call.padded_dhv());
   call.n_states = arena.take<Real>(chunks * call.dqk);
+  if (call.segments > 1) {
+    call.segment_states =
+        arena.take<Real>(call.sequences * call.heads * call.segments * call.dqk * (call.padded_dhv() + 1));
+  }
   if (plan.operation != Operation::backward) return;
   const std::int64_t dqk_tiles = (call.dqk + Config<T>::width - 1) / Config<T>::width;
   call.deta = arena.take<Real>(vectors);
@@ -101,6 +105,9 @@ Call<Real> call_of_shape(const Plan& plan) {
   call.dhv = static_cast<int>(shape.dhv);
   call.L = static_cast<int>(plan.chunk);
   call.numbers = shape.batch * shape.tokens / plan.chunk + shape.sequences;
+  call.segments = static_cast<int>(plan.segments);
+  const std::int64_t chunks = std::max<std::int64_t>((shape.longest + plan.chunk - 1) / plan.chunk, 1);
+  call.chunks_per_segment = static_cast<int>((chunks + plan.segments - 1) / plan.segments);
   return call;
 }
 

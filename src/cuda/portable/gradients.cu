@@ -53,8 +53,9 @@ __device__ __forceinline__ void score_gradients(const Call<RealOf<T>>& call, con
       if (call.exact) gradient += call.deta[at + row + i];
       gradient *= scale * exp2_sum(call.u2[at + row + i], call.c2[at + col + j]);
     }
-    space.p[i * Workspace<T>::p_stride + j] = narrow<T>(gradient);
+    value = gradient;
   });
+  write_tile(dS, space.p, Workspace<T>::p_stride);
 }
 
 // P = gated scores of one square, over the denominator of the row.
@@ -71,11 +72,11 @@ __device__ __forceinline__ void normalized_scores(const Call<RealOf<T>>& call, c
                tokens_of<T>(call.k, chunk, qk_head, col, call.dqk), space, NoLook{});
   S.each([&](int, int i, int, int j, Real& value) {
     const bool seen = row + i < chunk.length && col + j <= row + i;
-    const Real score =
-        seen ? value * call.inverse[at + row + i] * (scale * exp2_sum(call.u2[at + row + i], call.c2[at + col + j]))
-             : Real{0};
-    space.p[i * Workspace<T>::p_stride + j] = narrow<T>(score);
+    const Real weight =
+        seen ? call.inverse[at + row + i] * (scale * exp2_sum(call.u2[at + row + i], call.c2[at + col + j])) : Real{0};
+    value = seen ? value * weight : Real{0};
   });
+  write_tile(S, space.p, Workspace<T>::p_stride);
 }
 
 // Dot products of the rows of acc with those of a tensor, over this block's columns, into sums[at ...].
@@ -94,16 +95,6 @@ __device__ __forceinline__ void row_dots(Accumulator<T, N>& acc, const View<T>& 
   }
 }
 
-template <class T, int N>
-__device__ __forceinline__ void store_rows(Accumulator<T, N>& acc, const Rows& tensor, const Place& place, int head,
-                                           int first, int cols) {
-  acc.each([&](int, int i, int, int c, RealOf<T>& value) {
-    if (i < place.count && first + c < cols) {
-      row_of<T>(tensor, place.chunk.batch, place.chunk.token + place.first + i, head)[first + c] = narrow<T>(value);
-    }
-  });
-}
-
 template <class T>
 __device__ View<typename Config<T>::Stored> stored_state(const Call<RealOf<T>>& call, const void* states,
                                                          std::int64_t number, int head) {
@@ -111,7 +102,15 @@ __device__ View<typename Config<T>::Stored> stored_state(const Call<RealOf<T>>& 
   return {static_cast<const Stored*>(states) + call.state(number, head), call.padded_dhv(), call.dqk, call.dhv, true};
 }
 
-template <class T>
+// Adds a head's part to the sum over the heads that share a query/key head.
+template <class Sums>
+__device__ __forceinline__ void add_to(Sums& total, const Sums& part) {
+#pragma unroll
+  for (int e = 0; e < Sums::rows * Sums::cols; ++e) total.x[e] += part.x[e];
+}
+
+// Shared: several heads read one query/key head. Without that, the registers of a second sum are saved.
+template <class T, bool Shared>
 __global__ void __launch_bounds__(block_threads) dq_kernel(Call<RealOf<T>> call, int row_tiles, int dqk_tiles) {
   using Real = RealOf<T>;
   constexpr int width = Config<T>::width;
@@ -124,11 +123,11 @@ __global__ void __launch_bounds__(block_threads) dq_kernel(Call<RealOf<T>> call,
   const auto scale = static_cast<Real>(call.scale);
   const bool has_state = place.number != chunk.first || call.C0.data != nullptr;
 
-  Accumulator<T, width> total;
-  total.clear();
-  for (int head = place.head * call.group; head < (place.head + 1) * call.group; ++head) {
+  Accumulator<T, width> dQ, total;
+  if (Shared) total.clear();
+  const int group = Shared ? call.group : 1;
+  for (int head = place.head * group; head < (place.head + 1) * group; ++head) {
     const std::int64_t at = call.vector(chunk, head) + place.first;
-    Accumulator<T, width> dQ;
     dQ.clear();
     if (has_state) {
       const Real* n = call.n_states + (place.number * call.heads + head) * call.dqk;
@@ -148,13 +147,12 @@ __global__ void __launch_bounds__(block_threads) dq_kernel(Call<RealOf<T>> call,
     }
     row_dots(dQ, tokens_of<T>(call.q, chunk, place.head, place.first, call.dqk).from_column(col),
              call.row_sums + place.tile * call.heads * call.all_tokens() + at);
-#pragma unroll
-    for (int e = 0; e < Accumulator<T, width>::rows * Accumulator<T, width>::cols; ++e) total.x[e] += dQ.x[e];
+    if (Shared) add_to(total, dQ);
   }
-  store_rows(total, call.dq, place, place.head, col, call.dqk);
+  store_rows(Shared ? total : dQ, call.dq, chunk, place.head, place.first, place.count, col, call.dqk, space);
 }
 
-template <class T>
+template <class T, bool Shared>
 __global__ void __launch_bounds__(block_threads) dk_kernel(Call<RealOf<T>> call, int row_tiles, int dqk_tiles) {
   using Real = RealOf<T>;
   constexpr int width = Config<T>::width;
@@ -166,13 +164,13 @@ __global__ void __launch_bounds__(block_threads) dk_kernel(Call<RealOf<T>> call,
   const int col = place.tile * width;
   const View<T> k = tokens_of<T>(call.k, chunk, place.head, place.first, call.dqk).from_column(col);
 
-  Accumulator<T, width> total;
-  total.clear();
-  for (int head = place.head * call.group; head < (place.head + 1) * call.group; ++head) {
+  Accumulator<T, width> dK, total;
+  if (Shared) total.clear();
+  const int group = Shared ? call.group : 1;
+  for (int head = place.head * group; head < (place.head + 1) * group; ++head) {
     const std::int64_t at = call.vector(chunk, head) + place.first;
     const std::int64_t part = place.tile * call.heads * call.all_tokens() + at;
     const Real* dn = call.dn_states + (place.number * call.heads + head) * call.dqk;
-    Accumulator<T, width> dK;
     dK.clear();
     rows_by_rows(dK, tokens_of<T>(call.v, chunk, head, place.first, call.dhv),
                  stored_state<T>(call, call.dstates, place.number, head).from_row(col), space, NoLook{});
@@ -182,21 +180,15 @@ __global__ void __launch_bounds__(block_threads) dk_kernel(Call<RealOf<T>> call,
       value *= call.abar[at + i];
     });
     row_dots(dK, k, call.outflow + part);
-#pragma unroll
-    for (int e = 0; e < Accumulator<T, width>::rows * Accumulator<T, width>::cols; ++e) {
-      total.x[e] += dK.x[e];
-      dK.x[e] = 0;
-    }
     for (int row = place.first; row < chunk.length; row += tile_rows) {
       score_gradients<T>(call, chunk, head, row, place.first, space);
       tile_by_columns<Order::depth_first>(dK, tokens_of<T>(call.q, chunk, place.head, row, call.dqk).from_column(col),
                                           space);
     }
     row_dots(dK, k, call.column_sums + part);
-#pragma unroll
-    for (int e = 0; e < Accumulator<T, width>::rows * Accumulator<T, width>::cols; ++e) total.x[e] += dK.x[e];
+    if (Shared) add_to(total, dK);
   }
-  store_rows(total, call.dk, place, place.head, col, call.dqk);
+  store_rows(Shared ? total : dK, call.dk, chunk, place.head, place.first, place.count, col, call.dqk, space);
 }
 
 template <class T>
@@ -222,7 +214,7 @@ __global__ void __launch_bounds__(block_threads) dv_kernel(Call<RealOf<T>> call,
     normalized_scores<T>(call, chunk, head, row, place.first, space);
     tile_by_columns<Order::depth_first>(dV, tokens_of<T>(call.dh, chunk, head, row, call.dhv).from_column(col), space);
   }
-  store_rows(dV, call.dv, place, head, col, call.dhv);
+  store_rows(dV, call.dv, chunk, head, place.first, place.count, col, call.dhv, space);
 }
 
 // What passes through a chunk from its first state to its last: gbar (<C, dC> + <n, dn>).
@@ -304,8 +296,7 @@ __global__ void gate_gradients_kernel(Call<Real> call, int parts) {
     const int t = base + lane;
     const bool valid = t < chunk.length;
     const double row = valid ? gather(call.row_sums, t) : 0, column = valid ? gather(call.column_sums, t) : 0;
-    const double outflow = valid ? gather(call.outflow, t) : 0;
-    double suffix = row - column - outflow;
+    double suffix = row - column;
 #pragma unroll
     for (int offset = 1; offset < 32; offset *= 2) {
       const double other = __shfl_down_sync(0xFFFFFFFFU, suffix, offset);
@@ -316,7 +307,7 @@ __global__ void gate_gradients_kernel(Call<Real> call, int parts) {
       const double i = read_gate(call.i, call.i_type, chunk.batch, chunk.token + t, head);
       const double f = read_gate(call.f, call.f_type, chunk.batch, chunk.token + t, head);
       write_gate(call.di, call.i_type, chunk.batch, chunk.token + t, head,
-                 (column + outflow) * gate_slope(call, !call.exponential, i));
+                 column * gate_slope(call, !call.exponential, i));
       write_gate(call.df, call.f_type, chunk.batch, chunk.token + t, head, dlogf * gate_slope(call, true, f));
     }
     later += __shfl_sync(0xFFFFFFFFU, suffix, 0);
@@ -333,10 +324,11 @@ void launch_gradients(const Call<RealOf<T>>& call, cudaStream_t stream) {
   const int dhv_tiles = (call.dhv + Config<T>::width - 1) / Config<T>::width;
   const std::int64_t tiles = call.numbers * row_tiles;
   constexpr int bytes = Workspace<T>::bytes;
-  launch_blocks("dq", dq_kernel<T>, tiles * call.qk_heads * dqk_tiles, block_threads, bytes, stream, call, row_tiles,
-                dqk_tiles);
-  launch_blocks("dk", dk_kernel<T>, tiles * call.qk_heads * dqk_tiles, block_threads, bytes, stream, call, row_tiles,
-                dqk_tiles);
+  const bool shared = call.group > 1;
+  launch_blocks("dq", shared ? dq_kernel<T, true> : dq_kernel<T, false>, tiles * call.qk_heads * dqk_tiles,
+                block_threads, bytes, stream, call, row_tiles, dqk_tiles);
+  launch_blocks("dk", shared ? dk_kernel<T, true> : dk_kernel<T, false>, tiles * call.qk_heads * dqk_tiles,
+                block_threads, bytes, stream, call, row_tiles, dqk_tiles);
   launch_blocks("dv", dv_kernel<T>, tiles * call.heads * dhv_tiles, block_threads, bytes, stream, call, row_tiles,
                 dhv_tiles);
   launch_blocks("through", through_kernel<T>, call.numbers * call.heads, block_threads, 0, stream, call);

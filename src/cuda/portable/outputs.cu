@@ -54,11 +54,16 @@ __global__ void __launch_bounds__(block_threads)
       const Real* n = call.n_states + (number * call.heads + head) * call.dqk;
       Real sum = 0;  // of q.n, over half a row
       const auto look = [&](int slab, const T* tile_of_q) {
-        constexpr int half = Config<T>::slab / 2;
-        const int first = half * (threadIdx.x % 2);
-        for (int c = first; c < first + half; ++c) {
-          const int depth = slab * Config<T>::slab + c;
-          if (depth < call.dqk) sum += widen<Real>(tile_of_q[threadIdx.x / 2 * Workspace<T>::a_stride + c]) * n[depth];
+        constexpr int piece = 16 / sizeof(T), half = Config<T>::slab / 2;
+        const T* row_of_q = tile_of_q + threadIdx.x / 2 * Workspace<T>::a_stride;
+#pragma unroll
+        for (int c = half * (threadIdx.x % 2); c < half * (threadIdx.x % 2) + half; c += piece) {
+          const uint4 raw = *reinterpret_cast<const uint4*>(row_of_q + c);
+#pragma unroll
+          for (int e = 0; e < piece; ++e) {
+            const int depth = slab * Config<T>::slab + c + e;
+            if (depth < call.dqk) sum += widen<Real>(reinterpret_cast<const T*>(&raw)[e]) * n[depth];
+          }
         }
       };
       const View<Stored> C{static_cast<const Stored*>(call.states) + call.state(number, head), call.padded_dhv(),
@@ -80,8 +85,8 @@ __global__ void __launch_bounds__(block_threads)
         const bool seen = i < rows && key + j <= row + i;
         value = seen ? value * (scale * exp2_sum(call.u2[at + row + i], call.c2[at + key + j])) : Real{0};
         row_sum[r] += value;
-        if constexpr (with_values) space.p[i * Workspace<T>::p_stride + j] = narrow<T>(value);
       });
+      if constexpr (with_values) write_tile(S, space.p, Workspace<T>::p_stride);
       if constexpr (with_values) {
         tile_by_columns<Order::depth_last>(O, tokens_of<T>(call.v, chunk, head, key, call.dhv).from_column(col), space);
       }
@@ -95,15 +100,14 @@ __global__ void __launch_bounds__(block_threads)
       const Real size = fabs(total[r]);
       inverse[r] = call.normalized ? 1 / ((size < floor ? floor : size) + static_cast<Real>(call.eps)) : Real{1};
     }
-    if constexpr (with_values) {
+    if constexpr (Want == Wanted::outputs) {
+      O.each([&](int r, int, int, int, Real& value) { value *= inverse[r]; });
+      store_rows(O, call.h, chunk, head, row, rows, col, call.dhv, space);
+    } else if constexpr (Want == Wanted::exact_rows) {
       O.each([&](int r, int i, int, int c, Real& value) {
         if (i >= rows || col + c >= call.dhv) return;
-        const Rows& tensor = Want == Wanted::outputs ? call.h : call.dh;
-        T& element = row_of<T>(tensor, chunk.batch, chunk.token + row + i, head)[col + c];
-        if constexpr (Want == Wanted::outputs)
-          element = narrow<T>(value * inverse[r]);
-        else
-          dh_h[r] += value * inverse[r] * widen<Real>(element);
+        dh_h[r] +=
+            value * inverse[r] * widen<Real>(row_of<T>(call.dh, chunk.batch, chunk.token + row + i, head)[col + c]);
       });
     }
   }

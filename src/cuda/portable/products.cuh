@@ -133,6 +133,51 @@ __device__ __forceinline__ void tile_by_columns(Accumulator<T, Config<T>::width>
       });
 }
 
+// acc into shared memory as T, neighbours in one store where they lie in one thread.
+template <class T, int N>
+__device__ __forceinline__ void write_tile(Accumulator<T, N>& acc, T* tile, int stride) {
+  using Sums = Accumulator<T, N>;
+#pragma unroll
+  for (int r = 0; r < Sums::rows; ++r) {
+    T* row = tile + Sums::row_of(r) * stride;
+    if constexpr (is_16_bit<T>) {
+#pragma unroll
+      for (int c = 0; c < Sums::cols; c += 2) {
+        const T pair[2] = {narrow<T>(acc.at(r, c)), narrow<T>(acc.at(r, c + 1))};
+        *reinterpret_cast<uint32_t*>(row + Sums::col_of(c)) = *reinterpret_cast<const uint32_t*>(pair);
+      }
+    } else {
+#pragma unroll
+      for (int c = 0; c < Sums::cols; ++c) row[Sums::col_of(c)] = narrow<T>(acc.at(r, c));
+    }
+  }
+}
+
+// acc as rows [0, rows) and columns [col, col + N) of tokens in a [B,T,H,D] tensor, through shared memory in pieces of
+// 16 bytes. Uses all of the workspace.
+template <class T, int N>
+__device__ __forceinline__ void store_rows(Accumulator<T, N>& acc, const Rows& tensor, const Chunk& chunk, int head,
+                                           int first, int rows, int col, int cols, const Workspace<T>& space) {
+  constexpr int stride = SharedTile<T, tile_rows, N>::stride;
+  static_assert(SharedTile<T, tile_rows, N>::size * sizeof(T) <= Workspace<T>::bytes);
+  constexpr int piece = 16 / sizeof(T), pieces = N / piece;
+  __syncthreads();
+  write_tile(acc, space.a, stride);
+  __syncthreads();
+  T* to = row_of<T>(tensor, chunk.batch, chunk.token + first, head) + col;
+  for (int p = threadIdx.x; p < rows * pieces; p += block_threads) {
+    const int r = p / pieces, c = p % pieces * piece;
+    const int count = min(piece, cols - col - c);
+    const T* from = space.a + r * stride + c;
+    T* at = to + r * tensor.token + c;
+    if (tensor.wide && count == piece) {
+      *reinterpret_cast<uint4*>(at) = *reinterpret_cast<const uint4*>(from);
+    } else {
+      for (int e = 0; e < count; ++e) at[e] = from[e];
+    }
+  }
+}
+
 struct NoLook {
   template <class T>
   __device__ void operator()(int, T*) const {}

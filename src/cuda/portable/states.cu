@@ -1,5 +1,9 @@
 // Stage `states`: C = gbar C + (abar K)^T V over the chunks of a sequence, and its reverse-time twin
 // dC = gbar dC + (scale qbar / den Q)^T dH. A block owns a tile of the state and keeps it in registers all the way.
+//
+// Where sequences x heads x tiles do not fill the GPU, sequences are cut into segments. A first pass sums each segment
+// up from zero, a scan over these totals gives the state at every segment's start, and the pass proper begins there.
+// The gate scan is global, so this is exact: every segment works in the final scale.
 #include "cuda/launch.h"
 #include "cuda/portable/device.cuh"
 
@@ -45,13 +49,102 @@ struct Flow {
   }
 };
 
-template <class T, Time Direction>
+// float16 has no room for weights far from 1: a power of two brings the largest of a slab there, and the state with it
+// while the slab is added.
+template <class T>
+__device__ __forceinline__ typename Config<T>::Real half_lift(const typename Config<T>::Real* weights) {
+  if constexpr (std::is_same_v<T, __half>) {
+    float largest = 0;
+    for (int t = 0; t < Config<T>::slab; ++t) largest = fmaxf(largest, fabsf(weights[t]));
+    if (largest > 0 && isfinite(largest) && (largest < 0x1p-6F || largest > 4)) return exp2f(-ceilf(log2f(largest)));
+  }
+  return 1;
+}
+
+// x_t *= lift weights_t, in place, in pieces of 16 bytes. Rows past the chunk have weight 0 and hold zeros.
+template <class T>
+__device__ __forceinline__ void weigh_rows(T* x, int stride, const typename Config<T>::Real* weights,
+                                           typename Config<T>::Real lift) {
+  using Real = typename Config<T>::Real;
+  constexpr int piece = 16 / sizeof(T);
+  constexpr int pieces = tile_rows / piece;
+  for (int p = threadIdx.x; p < Config<T>::slab * pieces; p += block_threads) {
+    const Real weight = lift * weights[p / pieces];
+    auto* at = reinterpret_cast<uint4*>(x + p / pieces * stride + p % pieces * piece);
+    uint4 raw = *at;
+    T* elements = reinterpret_cast<T*>(&raw);
+#pragma unroll
+    for (int e = 0; e < piece; ++e) elements[e] = narrow<T>(weight * widen<Real>(elements[e]));
+    *at = raw;
+  }
+}
+
+template <class Real>
+__device__ __forceinline__ Real& state_element(const StateRows& rows, std::int64_t sequence, int head, std::int64_t r,
+                                               std::int64_t c) {
+  return static_cast<Real*>(rows.data)[sequence * rows.sequence + head * rows.head + r * rows.row + c];
+}
+
+// A tile of C, rounded to the stored type, at its place in a chunk's state; neighbours in one store.
+template <class T, int N>
+__device__ __forceinline__ void store_chunk_state(Accumulator<T, N>& C, typename Config<T>::Stored* stored, int row,
+                                                  int rows, int col, int cols) {
+  using Sums = Accumulator<T, N>;
+  using Stored = typename Config<T>::Stored;
+  constexpr int step = is_16_bit<T> ? 2 : 1;
+#pragma unroll
+  for (int r = 0; r < Sums::rows; ++r) {
+    const int i = row + Sums::row_of(r);
+    if (i >= rows) continue;
+    Stored* line = stored + static_cast<std::int64_t>(i) * cols;
+#pragma unroll
+    for (int c = 0; c < Sums::cols; c += step) {
+      const int j = col + Sums::col_of(c);
+      if (j >= cols) continue;
+      if constexpr (step == 2) {
+        const Stored pair[2] = {narrow<Stored>(C.at(r, c)), narrow<Stored>(C.at(r, c + 1))};
+        *reinterpret_cast<uint32_t*>(line + j) = *reinterpret_cast<const uint32_t*>(pair);
+      } else {
+        line[j] = narrow<Stored>(C.at(r, c));
+      }
+    }
+  }
+}
+
+enum class Pass { totals, proper };
+
+// The chunks of one segment of a sequence.
+template <class Real>
+struct Segment {
+  std::int64_t first;  // number of the first chunk of the sequence
+  int chunks;          // of the sequence
+  int low, high;       // chunks [low, high) of the segment
+
+  __device__ Segment(const Call<Real>& call, std::int64_t sequence, int index, int chunks_per_segment) {
+    const std::int64_t start = sequence_start(call, sequence);
+    const std::int64_t length = max(sequence_start(call, sequence + 1) - start, static_cast<std::int64_t>(0));
+    chunks = chunks_of(call, length);
+    first = start / call.L + sequence;
+    low = min(index * chunks_per_segment, chunks);
+    high = min(low + chunks_per_segment, chunks);
+  }
+};
+
+// Where the state of a segment lies among the totals: C, then n.
+template <class Real>
+__device__ __forceinline__ Real* segment_state(const Call<Real>& call, std::int64_t sequence, int head, int segment) {
+  const std::int64_t size = static_cast<std::int64_t>(call.dqk) * (call.padded_dhv() + 1);
+  return call.segment_states + ((sequence * call.heads + head) * call.segments + segment) * size;
+}
+
+template <class T, Time Direction, Pass Which>
 __global__ void __launch_bounds__(block_threads)
     states_kernel(Call<typename Config<T>::Real> call, int dqk_tiles, int dhv_tiles) {
   using Tile = Config<T>;
   using Real = typename Tile::Real;
   using Stored = typename Tile::Stored;
   using Plan = StatesPlan<T>;
+  using Sums = Accumulator<T, Tile::width>;
   extern __shared__ __align__(16) unsigned char memory[];
   T* xs = reinterpret_cast<T*>(memory);
   T* ys = xs + 2 * Plan::x_size;
@@ -62,46 +155,56 @@ __global__ void __launch_bounds__(block_threads)
   unit /= dhv_tiles;
   const int row = static_cast<int>(unit % dqk_tiles) * tile_rows;
   unit /= dqk_tiles;
+  const int index = static_cast<int>(unit % call.segments);
+  unit /= call.segments;
   const int head = static_cast<int>(unit % call.heads);
   const std::int64_t sequence = unit / call.heads;
   const Flow<T, Direction> flow{call, head};
   const int x_head = head / call.group;
+  const Segment<Real> segment(call, sequence, index, call.chunks_per_segment);
+  // An empty sequence still passes its state on.
+  if (segment.low == segment.high && (index > 0 || segment.chunks > 0)) return;
 
-  const std::int64_t start = sequence_start(call, sequence);
-  const std::int64_t length = max(sequence_start(call, sequence + 1) - start, static_cast<std::int64_t>(0));
-  const int chunks = chunks_of(call, length);
-  const std::int64_t first = start / call.L + sequence;
   const int slabs_per_chunk = (call.L + Tile::slab - 1) / Tile::slab;
-  const int last_length = static_cast<int>(length - static_cast<std::int64_t>(chunks - 1) * call.L);
-  const int last_slabs = chunks == 0 ? 0 : (last_length + Tile::slab - 1) / Tile::slab;
-  const int slabs = chunks == 0 ? 0 : (chunks - 1) * slabs_per_chunk + last_slabs;
-
-  Accumulator<T, Tile::width> C;
-  const bool carries_n = col == 0 && threadIdx.x < tile_rows && row + static_cast<int>(threadIdx.x) < call.dqk;
-  const int n_row = row + static_cast<int>(threadIdx.x);
-  Real n = 0;
-  C.each([&](int, int r, int, int c, Real& value) {
-    const StateRows& from = flow.from_C();
-    const bool inside = from.data != nullptr && row + r < call.dqk && col + c < call.dhv;
-    value = inside ? static_cast<const Real*>(
-                         from.data)[sequence * from.sequence + head * from.head + (row + r) * from.row + col + c]
-                   : Real{0};
-  });
-  if (carries_n && flow.from_n().data != nullptr) {
-    const StateRows& from = flow.from_n();
-    n = static_cast<const Real*>(from.data)[sequence * from.sequence + head * from.head + n_row];
+  int slabs = 0;
+  if (segment.low < segment.high) {
+    const int last_length = call.chunks[segment.first + segment.high - 1].length;
+    slabs = (segment.high - segment.low - 1) * slabs_per_chunk + (last_length + Tile::slab - 1) / Tile::slab;
   }
 
-  // The slabs of the sequence in the order of time: number of the chunk, and the slab in it.
-  const auto place = [&](int index, std::int64_t& number, int& slab) {
-    if (Direction == Time::reverse) index = slabs - 1 - index;
-    number = first + index / slabs_per_chunk;
-    slab = index % slabs_per_chunk;
+  Sums C;
+  C.clear();
+  const int n_row = row + static_cast<int>(threadIdx.x);
+  const bool carries_n = col == 0 && threadIdx.x < tile_rows && n_row < call.dqk;
+  Real n = 0;
+  Real* own = call.segments > 1 ? segment_state(call, sequence, head, index) : nullptr;
+  Real* own_n = own == nullptr ? nullptr : own + static_cast<std::int64_t>(call.dqk) * call.padded_dhv();
+  if (Which == Pass::proper) {
+    const StateRows& from = flow.from_C();
+    const StateRows& from_n = flow.from_n();
+    C.each([&](int, int r, int, int c, Real& value) {
+      if (row + r >= call.dqk || col + c >= call.dhv) return;
+      if (own != nullptr)
+        value = own[static_cast<std::int64_t>(row + r) * call.padded_dhv() + col + c];
+      else if (from.data != nullptr)
+        value = state_element<Real>(from, sequence, head, row + r, col + c);
+    });
+    if (carries_n && own != nullptr)
+      n = own_n[n_row];
+    else if (carries_n && from_n.data != nullptr)
+      n = state_element<Real>(from_n, sequence, head, 0, n_row);
+  }
+
+  // The slabs of the segment in the order of time: number of the chunk, and the slab in it.
+  const auto place = [&](int slab_index, std::int64_t& number, int& slab) {
+    if (Direction == Time::reverse) slab_index = slabs - 1 - slab_index;
+    number = segment.first + segment.low + slab_index / slabs_per_chunk;
+    slab = slab_index % slabs_per_chunk;
   };
-  const auto load = [&](int index, int buffer) {
+  const auto load = [&](int slab_index, int buffer) {
     std::int64_t number;
     int slab;
-    place(index, number, slab);
+    place(slab_index, number, slab);
     const Chunk chunk = call.chunks[number];
     const int token = slab * Tile::slab;
     const int rows = min(Tile::slab, chunk.length - token);
@@ -112,28 +215,14 @@ __global__ void __launch_bounds__(block_threads)
                                        row_of<T>(flow.y(), chunk.batch, chunk.token + token, head), flow.y().token,
                                        rows, col, call.dhv, flow.y().wide);
   };
-  const auto multiply = [&](int index, int buffer) {
+  const auto multiply = [&](int slab_index, int buffer) {
     std::int64_t number;
     int slab;
-    place(index, number, slab);
+    place(slab_index, number, slab);
     const Chunk chunk = call.chunks[number];
     const int token = slab * Tile::slab;
     const int chunk_slabs = (chunk.length + Tile::slab - 1) / Tile::slab;
     const bool enters_chunk = slab == (Direction == Time::forward ? 0 : chunk_slabs - 1);
-    if (enters_chunk) {
-      Stored* stored = static_cast<Stored*>(flow.stored_C()) + call.state(number, head);
-      const Real decay = call.gbar[number * call.heads + head];
-      C.each([&](int, int r, int, int c, Real& value) {
-        if (row + r < call.dqk && col + c < call.padded_dhv()) {
-          stored[static_cast<std::int64_t>(row + r) * call.padded_dhv() + col + c] = narrow<Stored>(value);
-        }
-        value *= decay;
-      });
-      if (carries_n) {
-        flow.stored_n()[(number * call.heads + head) * call.dqk + n_row] = n;
-        n *= decay;
-      }
-    }
     // Weights go onto X, which is the smaller operand; n takes the unrounded keys.
     T* x = xs + buffer * Plan::x_size;
     const std::int64_t at = call.vector(chunk, head) + token;
@@ -143,32 +232,95 @@ __global__ void __launch_bounds__(block_threads)
       weights[threadIdx.x] = valid ? flow.weight(at + threadIdx.x) : Real{0};
       weights[Tile::slab + threadIdx.x] = valid ? flow.n_weight(at + threadIdx.x) : Real{0};
     }
+    if (enters_chunk) {
+      const Real decay = call.gbar[number * call.heads + head];
+      if (Which == Pass::proper) {
+        store_chunk_state(C, static_cast<Stored*>(flow.stored_C()) + call.state(number, head), row, call.dqk, col,
+                          call.padded_dhv());
+        if (carries_n) flow.stored_n()[(number * call.heads + head) * call.dqk + n_row] = n;
+      }
+#pragma unroll
+      for (Real& value : C.x) value *= decay;
+      n *= decay;
+    }
     __syncthreads();
     constexpr int stride = SharedTile<T, Tile::slab, tile_rows>::stride;
     if (carries_n) {
-      for (int t = 0; t < rows; ++t) n += weights[Tile::slab + t] * widen<Real>(x[t * stride + threadIdx.x]);
-      // Every thread below rewrites x.
+#pragma unroll 16
+      for (int t = 0; t < Tile::slab; ++t) n += weights[Tile::slab + t] * widen<Real>(x[t * stride + threadIdx.x]);
     }
+    if (col == 0) __syncthreads();
+    const Real lift = half_lift<T>(weights);
+    weigh_rows<T>(x, stride, weights, lift);
     __syncthreads();
-    for (int e = threadIdx.x; e < Tile::slab * tile_rows; e += block_threads) {
-      const int t = e / tile_rows, c = e % tile_rows;
-      x[t * stride + c] = t < rows ? narrow<T>(weights[t] * widen<Real>(x[t * stride + c])) : narrow<T>(0.0F);
+    if (lift != 1) {
+#pragma unroll
+      for (Real& value : C.x) value *= lift;
     }
-    __syncthreads();
     block_product<Order::depth_first, Order::depth_first>(C, x, stride, ys + buffer * Plan::y_size,
                                                           SharedTile<T, Tile::slab, Tile::width>::stride, Tile::slab);
+    if (lift != 1) {
+#pragma unroll
+      for (Real& value : C.x) value /= lift;
+    }
   };
   pipeline(slabs, load, multiply);
 
+  if (Which == Pass::totals) {
+    C.each([&](int, int r, int, int c, Real& value) {
+      if (row + r < call.dqk && col + c < call.padded_dhv())
+        own[static_cast<std::int64_t>(row + r) * call.padded_dhv() + col + c] = value;
+    });
+    if (carries_n) own_n[n_row] = n;
+    return;
+  }
+  const bool ends_sequence = Direction == Time::forward ? segment.high == segment.chunks : index == 0;
+  if (!ends_sequence) return;
+  const StateRows& to = flow.to_C();
   C.each([&](int, int r, int, int c, Real& value) {
-    const StateRows& to = flow.to_C();
-    if (to.data != nullptr && row + r < call.dqk && col + c < call.dhv) {
-      static_cast<Real*>(to.data)[sequence * to.sequence + head * to.head + (row + r) * to.row + col + c] = value;
-    }
+    if (to.data != nullptr && row + r < call.dqk && col + c < call.dhv)
+      state_element<Real>(to, sequence, head, row + r, col + c) = value;
   });
-  if (carries_n && flow.to_n().data != nullptr) {
-    const StateRows& to = flow.to_n();
-    static_cast<Real*>(to.data)[sequence * to.sequence + head * to.head + n_row] = n;
+  if (carries_n && flow.to_n().data != nullptr) state_element<Real>(flow.to_n(), sequence, head, 0, n_row) = n;
+}
+
+// Totals of the segments become the states they start from. One thread per element of the state.
+template <class T, Time Direction>
+__global__ void __launch_bounds__(block_threads)
+    segment_scan_kernel(Call<typename Config<T>::Real> call, int element_blocks) {
+  using Real = typename Config<T>::Real;
+  const std::int64_t unit = blockIdx.x / element_blocks;
+  const int head = static_cast<int>(unit % call.heads);
+  const std::int64_t sequence = unit / call.heads;
+  const Flow<T, Direction> flow{call, head};
+  __shared__ Real decays[largest_segments];
+  if (threadIdx.x < call.segments) {
+    const Segment<Real> segment(call, sequence, threadIdx.x, call.chunks_per_segment);
+    Real decay = 1;
+    for (int x = segment.low; x < segment.high; ++x) decay *= call.gbar[(segment.first + x) * call.heads + head];
+    decays[threadIdx.x] = decay;
+  }
+  __syncthreads();
+  const std::int64_t element = blockIdx.x % element_blocks * static_cast<std::int64_t>(block_threads) + threadIdx.x;
+  const std::int64_t matrix = static_cast<std::int64_t>(call.dqk) * call.padded_dhv();
+  if (element >= matrix + call.dqk) return;
+  Real running = 0;
+  if (element >= matrix) {
+    if (flow.from_n().data != nullptr)
+      running = state_element<Real>(flow.from_n(), sequence, head, 0, element - matrix);
+  } else if (element % call.padded_dhv() < call.dhv && flow.from_C().data != nullptr) {
+    running =
+        state_element<Real>(flow.from_C(), sequence, head, element / call.padded_dhv(), element % call.padded_dhv());
+  }
+  const Segment<Real> whole(call, sequence, 0, call.chunks_per_segment);
+  const int used = (whole.chunks + call.chunks_per_segment - 1) / call.chunks_per_segment;
+  if (used == 0) segment_state(call, sequence, head, 0)[element] = running;
+  for (int s = 0; s < used; ++s) {
+    const int index = Direction == Time::forward ? s : used - 1 - s;
+    Real& total = segment_state(call, sequence, head, index)[element];
+    const Real sum = total;
+    total = running;
+    running = decays[index] * running + sum;
   }
 }
 
@@ -176,9 +328,19 @@ template <class T, Time Direction>
 void launch(const Call<typename Config<T>::Real>& call, cudaStream_t stream) {
   const int dqk_tiles = (call.dqk + tile_rows - 1) / tile_rows;
   const int dhv_tiles = (call.dhv + Config<T>::width - 1) / Config<T>::width;
-  const std::int64_t blocks = call.sequences * call.heads * dqk_tiles * dhv_tiles;
+  const std::int64_t states = call.sequences * call.heads;
+  const std::int64_t blocks = states * call.segments * dqk_tiles * dhv_tiles;
   if (blocks == 0) return;
-  launch_blocks("states", states_kernel<T, Direction>, blocks, block_threads, StatesPlan<T>::bytes, stream, call,
+  constexpr int bytes = StatesPlan<T>::bytes;
+  if (call.segments > 1) {
+    launch_blocks("state_totals", states_kernel<T, Direction, Pass::totals>, blocks, block_threads, bytes, stream, call,
+                  dqk_tiles, dhv_tiles);
+    const std::int64_t elements = static_cast<std::int64_t>(call.dqk) * (call.padded_dhv() + 1);
+    const auto element_blocks = static_cast<int>((elements + block_threads - 1) / block_threads);
+    launch_blocks("segment_scan", segment_scan_kernel<T, Direction>, states * element_blocks, block_threads, 0, stream,
+                  call, element_blocks);
+  }
+  launch_blocks("states", states_kernel<T, Direction, Pass::proper>, blocks, block_threads, bytes, stream, call,
                 dqk_tiles, dhv_tiles);
 }
 

@@ -8,8 +8,6 @@ namespace tfla::cuda {
 namespace {
 
 constexpr int step_threads = 256;
-constexpr int column_groups = 8;                          // threads side by side on a row
-constexpr int row_groups = step_threads / column_groups;  // rows at a time
 
 __device__ double log_sigmoid(double x) { return fmin(x, 0.0) - log1p(exp(-fabs(x))); }
 
@@ -119,21 +117,24 @@ struct Piece {
   }
 };
 
-template <class T>
+// ColumnGroups threads side by side on a row, the others on rows below: 32 for long stretches of memory, 8 for more
+// blocks where there are few states.
+template <class T, int ColumnGroups>
 __global__ void __launch_bounds__(step_threads)
     step_state_kernel(StepCall<typename Config<T>::Real> step, int column_tiles, bool wide) {
   using Real = typename Config<T>::Real;
   constexpr int piece = Piece<Real>::size;
-  constexpr int width = column_groups * piece;
+  constexpr int width = ColumnGroups * piece;
+  constexpr int row_groups = step_threads / ColumnGroups;
   const Call<Real>& call = step.call;
   std::int64_t unit = blockIdx.x;
-  const int column = static_cast<int>(unit % column_tiles) * width + threadIdx.x % column_groups * piece;
+  const int column = static_cast<int>(unit % column_tiles) * width + threadIdx.x % ColumnGroups * piece;
   unit /= column_tiles;
   const int head = static_cast<int>(unit % call.heads);
   const Row<Real> row(step, unit / call.heads);
   if (row.slot < 0 || row.slot >= step.states) return;
   const int count = min(piece, call.dhv - column);
-  const int first = threadIdx.x / column_groups;
+  const int first = threadIdx.x / ColumnGroups;
   Real* C = static_cast<Real*>(step.C.data) + row.slot * step.C.sequence + head * step.C.head + column;
   __shared__ Real sums[step_threads / 32][width];
 
@@ -162,9 +163,9 @@ __global__ void __launch_bounds__(step_threads)
     }
 #pragma unroll
     for (int e = 0; e < piece; ++e) {
-      out[e] += __shfl_xor_sync(0xFFFFFFFFU, out[e], 8);
-      out[e] += __shfl_xor_sync(0xFFFFFFFFU, out[e], 16);
-      if (threadIdx.x % 32 < column_groups) sums[threadIdx.x / 32][threadIdx.x % 32 * piece + e] = out[e];
+#pragma unroll
+      for (int offset = ColumnGroups; offset < 32; offset *= 2) out[e] += __shfl_xor_sync(0xFFFFFFFFU, out[e], offset);
+      if (threadIdx.x % 32 < ColumnGroups) sums[threadIdx.x / 32][threadIdx.x % 32 * piece + e] = out[e];
     }
     __syncthreads();
     const int c = static_cast<int>(blockIdx.x % column_tiles) * width + threadIdx.x;
@@ -214,16 +215,22 @@ void launch_step(const StepCall<typename Config<T>::Real>& step, cudaStream_t st
   const Call<Real>& call = step.call;
   const std::int64_t units = call.sequences * call.heads;
   if (units == 0) return;
-  constexpr int width = column_groups * Piece<Real>::size;
-  const int column_tiles = (call.dhv + width - 1) / width;
   const auto aligned = [](std::int64_t elements) {
     return elements * static_cast<std::int64_t>(sizeof(Real)) % 16 == 0;
   };
   const bool wide = reinterpret_cast<std::uintptr_t>(step.C.data) % 16 == 0 && aligned(step.C.sequence) &&
                     aligned(step.C.head) && aligned(step.C.row) && call.dhv % Piece<Real>::size == 0;
   launch_blocks("step_scalars", step_scalars_kernel<T>, units, block_threads, 0, stream, step);
-  launch_blocks("step_state", step_state_kernel<T>, units * column_tiles, step_threads, 0, stream, step, column_tiles,
-                wide);
+  const auto launch_state = [&](auto kernel, int column_groups) {
+    const int width = column_groups * Piece<Real>::size;
+    const int tiles = (call.dhv + width - 1) / width;
+    launch_blocks("step_state", kernel, units * tiles, step_threads, 0, stream, step, tiles, wide);
+  };
+  constexpr std::int64_t enough_blocks = 512;
+  if (units * (call.dhv / (32 * Piece<Real>::size)) >= enough_blocks)
+    launch_state(step_state_kernel<T, 32>, 32);
+  else
+    launch_state(step_state_kernel<T, 8>, 8);
 }
 
 #define TFLA_INSTANTIATE(T) template void launch_step<T>(const StepCall<typename Config<T>::Real>&, cudaStream_t)
