@@ -93,6 +93,9 @@ class SpanGradients {
       copy_state(state, next);
       for (std::int64_t token = begin; token < begin + plan.chunk;) {
         const std::int64_t end = tile_end(plan, token, span_.end);
+        const Tile ahead{span_.sequence, head, end, tile_end(plan, end, span_.end)};
+        prefetch_tile(Access::read, problem_.k, ahead, head / problem_.group());
+        prefetch_tile(Access::read, problem_.v, ahead, head);
         advance_over(head, token, end, next);
         token = end;
       }
@@ -131,6 +134,7 @@ class SpanGradients {
       for (std::int64_t tile_stop = end; tile_stop > begin;) {
         const Tile tile{span_.sequence, head, tile_begin(plan, tile_stop), tile_stop};
         const GateVectors<Real> gates = gates_at(head, tile.begin);
+        prefetch(tile);
         const TileGradients<Real> work(problem_, tensors_.dh, tile, gates, worker_.tile);
         const State<Real> state = tile_state(begin, tile.begin);
         work.row_gradients(state);
@@ -145,6 +149,20 @@ class SpanGradients {
     if (span_.begin == 0) {
       store_state(dstate, tensors_.dinitial_state.C, tensors_.dinitial_state.n, sequence, head);
     }
+  }
+
+  // Results of this tile, operands of the one before it.
+  void prefetch(const Tile& tile) const {
+    const std::int64_t qk_head = tile.head / problem_.group();
+    prefetch_tile(Access::write, tensors_.dq, tile, qk_head);
+    prefetch_tile(Access::write, tensors_.dk, tile, qk_head);
+    prefetch_tile(Access::write, tensors_.dv, tile, tile.head);
+    if (tile.begin == span_.begin) return;
+    const Tile next{tile.sequence, tile.head, tile_begin(problem_.plan, tile.begin), tile.begin};
+    prefetch_tile(Access::read, problem_.q, next, qk_head);
+    prefetch_tile(Access::read, problem_.k, next, qk_head);
+    prefetch_tile(Access::read, problem_.v, next, tile.head);
+    prefetch_tile(Access::read, tensors_.dh, next, tile.head);
   }
 
   void store(const Tile& tile, const TileGradients<Real>& work, bool first_of_group) const {

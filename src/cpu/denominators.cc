@@ -12,6 +12,8 @@ namespace {
 
 // Tokens whose decays and weights are computed at a time.
 constexpr std::int64_t norm_block = 64;
+// Tokens between asking for a row and reading it.
+constexpr std::int64_t norm_ahead = 8;
 
 }  // namespace
 
@@ -63,6 +65,10 @@ void denominators(const Problem& problem, const GateVectors<Real>& vectors, cons
     for (std::int64_t t = 0; t < count; ++t) {
       const std::int64_t token = begin + t;
       const Tile row{sequence, head, token, token + 1};
+      const Tile ahead{sequence, head, std::min(token + norm_ahead, sequence.length - 1),
+                       std::min(token + norm_ahead + 1, sequence.length)};
+      prefetch_tile(Access::read, problem.q, ahead, qk_head);
+      prefetch_tile(Access::read, problem.k, ahead, qk_head);
       const Matrix<const Real> q = load_tile(problem.q, row, qk_head, buffers.q, 0, dqk);
       const Matrix<const Real> k = load_tile(problem.k, row, qk_head, buffers.k, 0, dqk);
       const double qn = problem.settings.scale *

@@ -48,6 +48,13 @@ void span_outputs(const Problem& problem, const Span& span, std::int64_t head, c
   for (std::int64_t token = span.begin; token < span.end;) {
     const Tile tile{sequence, head, token, tile_end(plan, token, sequence.length)};
     const GateVectors<Real> gates = scratch.gates.at(problem, sequence, head, token);
+    prefetch_tile(Access::write, outputs.h, tile, head);
+    if (tile.end < span.end) {
+      const Tile next{sequence, head, tile.end, tile_end(plan, tile.end, sequence.length)};
+      prefetch_tile(Access::read, problem.q, next, head / problem.group());
+      prefetch_tile(Access::read, problem.k, next, head / problem.group());
+      prefetch_tile(Access::read, problem.v, next, head);
+    }
     tile_outputs(problem, tile, gates, state, worker, outputs.h);
     const bool state_is_used = tile.end < span.end || (last && outputs.last_state.C.given());
     if (state_is_used) advance(problem, tile, gates, worker.operands, columns, state);

@@ -173,13 +173,41 @@ HWY_INLINE double add_products(const Real* HWY_RESTRICT x, const Real* HWY_RESTR
   });
 }
 
+// `lanes` numbers of either type as doubles.
+template <class D>
+HWY_INLINE hn::Vec<D> load_as_double(D d, const float* from) {
+  return hn::PromoteTo(d, hn::LoadU(hn::Rebind<float, D>(), from));
+}
+template <class D>
+HWY_INLINE hn::Vec<D> load_as_double(D d, const double* from) {
+  return hn::LoadU(d, from);
+}
+
 template <class Real>
 HWY_INLINE double step_vector(double decay, double weight, const Real* HWY_RESTRICT k, const Real* HWY_RESTRICT q,
                               double* HWY_RESTRICT n, int64_t count) {
-  return sum_of(count, [=](int64_t j) HWY_ATTR {
+  const hn::ScalableTag<double> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  const auto keep = hn::Set(d, decay);
+  const auto add = hn::Set(d, weight);
+  auto even = hn::Zero(d);
+  auto odd = hn::Zero(d);
+  const auto update = [&](int64_t j, auto& sum) HWY_ATTR {
+    const auto value = hn::MulAdd(add, load_as_double(d, k + j), hn::Mul(keep, hn::LoadU(d, n + j)));
+    hn::StoreU(value, d, n + j);
+    sum = hn::MulAdd(load_as_double(d, q + j), value, sum);
+  };
+  int64_t j = 0;
+  for (; j + 2 * lanes <= count; j += 2 * lanes) {
+    update(j, even);
+    update(j + lanes, odd);
+  }
+  double sum = hn::GetLane(hn::SumOfLanes(d, hn::Add(even, odd)));
+  for (; j < count; ++j) {
     n[j] = decay * n[j] + weight * static_cast<double>(k[j]);
-    return static_cast<double>(q[j]) * n[j];
-  });
+    sum += static_cast<double>(q[j]) * n[j];
+  }
+  return sum;
 }
 
 // ---------------------------------------------------------------- step

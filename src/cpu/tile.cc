@@ -26,6 +26,21 @@ void* row_of(const MutableTensorView& view, const Sequence& sequence, std::int64
   return static_cast<std::byte*>(view.data) + byte_offset(view, sequence, token, head);
 }
 
+void prefetch_tile(Access access, const TensorView& view, const Tile& tile, std::int64_t head) {
+  constexpr std::int64_t line = 64;
+  const std::int64_t bytes = view.shape[3] * item_size(view.dtype);
+  for (std::int64_t t = tile.begin; t < tile.end; ++t) {
+    const auto* row = static_cast<const std::byte*>(row_of(view, tile.sequence, t, head));
+    for (std::int64_t at = 0; at < bytes; at += line) {
+      if (access == Access::read) {
+        __builtin_prefetch(row + at, 0, 2);
+      } else {
+        __builtin_prefetch(row + at, 1, 2);
+      }
+    }
+  }
+}
+
 template <class Real>
 Matrix<const Real> load_tile(const TensorView& view, const Tile& tile, std::int64_t head, Real* buffer,
                              std::int64_t first, std::int64_t cols) {

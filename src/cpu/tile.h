@@ -23,6 +23,11 @@ struct Tile {
 [[nodiscard]] void* row_of(const MutableTensorView& view, const Sequence& sequence, std::int64_t token,
                            std::int64_t head);
 
+// Asks for a tile of a [B,T,H,D] tensor ahead of its use. Rows of one head lie far apart, which hardware prefetchers do
+// not follow; a tile's products leave time enough for the next tile to arrive.
+enum class Access : std::uint8_t { read, write };
+void prefetch_tile(Access access, const TensorView& view, const Tile& tile, std::int64_t head);
+
 // Columns [first, first + cols) of a tile of a [B,T,H,D] tensor: in place where the matrix library can read it there,
 // else converted into `buffer`.
 template <class Real>
