@@ -69,7 +69,8 @@ struct Call {
   Log* c2;               // [H,tokens] c log2(e)
   Real* qbar;            // [H,tokens] weight of the incoming state in row t
   Real* abar;            // [H,tokens] weight of token j in the outgoing state
-  Real* floor;           // [H,tokens] exp(-m)
+  Real* slope;           // [H,tokens] derivative of den by q.n, times -1 / den
+  double* norm_work;     // [numbers,H,dqk] n in progress; only for dqk above 256
   Real* inverse;         // [H,tokens] 1 / den
   Real* deta;            // [H,tokens] gradient of q.n; exact normalizer gradient only
   double* m_start;       // [numbers,H] max state at the start of each chunk
@@ -78,7 +79,7 @@ struct Call {
   void* states;          // [numbers,H,dqk,padded dhv] C at chunk starts, in the stored type
   void* dstates;         // the same for dC at chunk ends
   Real* segment_states;  // [N,H,segments,dqk,padded dhv + 1]; only with several segments
-  Real* n_states;        // [numbers,H,dqk]
+  void* n_states;        // [numbers,H,dqk] double, float for 16-bit types
   Real* dn_states;       // [numbers,H,dqk]
 
   Real* row_sums;     // [dqk tiles,H,tokens] q.dq

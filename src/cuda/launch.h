@@ -33,7 +33,10 @@ template <class T>
 void launch_dstates(const Call<typename Config<T>::Real>& call, cudaStream_t stream);
 template <class T>
 void launch_outputs(const Call<typename Config<T>::Real>& call, cudaStream_t stream);
-// 1 / den of every row, and deta with the exact normalizer gradient.
+// 1 / den of every row and its slope, from the n that launch_states left at chunk starts.
+template <class T>
+void launch_denominators(const Call<typename Config<T>::Real>& call, cudaStream_t stream);
+// deta of every row, with the exact normalizer gradient.
 template <class T>
 void launch_rows(const Call<typename Config<T>::Real>& call, cudaStream_t stream);
 template <class T>

@@ -58,12 +58,13 @@ void carve(Arena& arena, const Plan& plan, Call<typename Config<T>::Real>& call)
   for (double** vector : {&call.b, &call.c, &call.top}) *vector = arena.take<double>(vectors);
   call.u2 = arena.take<typename Call<Real>::Log>(vectors);
   call.c2 = arena.take<typename Call<Real>::Log>(vectors);
-  for (Real** vector : {&call.qbar, &call.abar, &call.floor}) *vector = arena.take<Real>(vectors);
+  for (Real** vector : {&call.qbar, &call.abar, &call.slope}) *vector = arena.take<Real>(vectors);
   call.m_start = arena.take<double>(chunks);
   call.m_end = arena.take<double>(chunks);
   call.gbar = arena.take<Real>(chunks);
   call.states = arena.take<typename Config<T>::Stored>(chunks * call.dqk * call.padded_dhv());
-  call.n_states = arena.take<Real>(chunks * call.dqk);
+  call.n_states = arena.take<typename Config<T>::Norm>(chunks * call.dqk);
+  call.norm_work = arena.take<double>(call.dqk > 256 ? chunks * call.dqk : 0);
   if (call.segments > 1) {
     call.segment_states =
         arena.take<Real>(call.sequences * call.heads * call.segments * call.dqk * (call.padded_dhv() + 1));
@@ -177,6 +178,7 @@ void forward_as(const MlstmForward& args, const Plan& plan, std::byte* scratch, 
   call.m_last = state_rows(args.last_state.m);
   launch_gates(call, stream);
   launch_states<T>(call, stream);
+  launch_denominators<T>(call, stream);
   launch_outputs<T>(call, stream);
 }
 
@@ -199,6 +201,7 @@ void backward_as(const MlstmBackward& args, const Plan& plan, std::byte* scratch
   call.dn0 = state_rows(args.dinitial_state.n);
   launch_gates(call, stream);
   launch_states<T>(call, stream);
+  launch_denominators<T>(call, stream);
   launch_rows<T>(call, stream);
   launch_dstates<T>(call, stream);
   launch_gradients<T>(call, stream);

@@ -22,9 +22,10 @@ template <class T>
 struct Config {
   using Real = std::conditional_t<std::is_same_v<T, double>, double, float>;  // sums, gates, saved rows
   using Stored = std::conditional_t<is_16_bit<T>, __nv_bfloat16, T>;          // C and dC: float16 would overflow
-  static constexpr int slab = is_16_bit<T> ? 64 : sizeof(T) == 4 ? 32 : 16;   // depth of one shared-memory tile
-  static constexpr int width = is_16_bit<T> ? 128 : 64;                       // columns of an output tile
-  static constexpr int pad = 16 / sizeof(T);                                  // keeps rows off each other's banks
+  using Norm = std::conditional_t<is_16_bit<T>, float, double>;  // n: q.n cancels, and float32 results show it
+  static constexpr int slab = is_16_bit<T> ? 64 : sizeof(T) == 4 ? 32 : 16;  // depth of one shared-memory tile
+  static constexpr int width = is_16_bit<T> ? 128 : 64;                      // columns of an output tile
+  static constexpr int pad = 16 / sizeof(T);                                 // keeps rows off each other's banks
 };
 
 template <class T>

@@ -153,7 +153,6 @@ __global__ void gate_vectors_kernel(Call<Real> call) {
     split(c * log2_e, call.c2[at + t]);
     call.qbar[at + t] = static_cast<Real>(exp(b - m + m_start));
     call.abar[at + t] = static_cast<Real>(exp(b_last + c - m_end));
-    call.floor[at + t] = static_cast<Real>(exp(-m));
   }
   if (threadIdx.x == 0) call.gbar[unit] = static_cast<Real>(exp(b_last + m_start - m_end));
 }

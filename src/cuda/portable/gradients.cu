@@ -44,7 +44,7 @@ __device__ __forceinline__ void score_gradients(const Call<RealOf<T>>& call, con
   Accumulator<T, tile_rows> dS;
   dS.clear();
   rows_by_rows(dS, tokens_of<T>(call.dh, chunk, head, row, call.dhv), tokens_of<T>(call.v, chunk, head, col, call.dhv),
-               space, NoLook{});
+               space);
   dS.each([&](int, int i, int, int j, Real& value) {
     const bool seen = row + i < chunk.length && col + j <= row + i;
     Real gradient = 0;
@@ -69,7 +69,7 @@ __device__ __forceinline__ void normalized_scores(const Call<RealOf<T>>& call, c
   Accumulator<T, tile_rows> S;
   S.clear();
   rows_by_rows(S, tokens_of<T>(call.q, chunk, qk_head, row, call.dqk),
-               tokens_of<T>(call.k, chunk, qk_head, col, call.dqk), space, NoLook{});
+               tokens_of<T>(call.k, chunk, qk_head, col, call.dqk), space);
   S.each([&](int, int i, int, int j, Real& value) {
     const bool seen = row + i < chunk.length && col + j <= row + i;
     const Real weight =
@@ -130,13 +130,14 @@ __global__ void __launch_bounds__(block_threads) dq_kernel(Call<RealOf<T>> call,
     const std::int64_t at = call.vector(chunk, head) + place.first;
     dQ.clear();
     if (has_state) {
-      const Real* n = call.n_states + (place.number * call.heads + head) * call.dqk;
+      const auto* n =
+          static_cast<const typename Config<T>::Norm*>(call.n_states) + (place.number * call.heads + head) * call.dqk;
       rows_by_rows(dQ, tokens_of<T>(call.dh, chunk, head, place.first, call.dhv),
-                   stored_state<T>(call, call.states, place.number, head).from_row(col), space, NoLook{});
+                   stored_state<T>(call, call.states, place.number, head).from_row(col), space);
       dQ.each([&](int, int i, int, int c, Real& value) {
         if (i >= place.count) return;
         value *= call.inverse[at + i];
-        if (call.exact && col + c < call.dqk) value += call.deta[at + i] * n[col + c];
+        if (call.exact && col + c < call.dqk) value += call.deta[at + i] * static_cast<Real>(n[col + c]);
         value *= scale * call.qbar[at + i];
       });
     }
@@ -173,7 +174,7 @@ __global__ void __launch_bounds__(block_threads) dk_kernel(Call<RealOf<T>> call,
     const Real* dn = call.dn_states + (place.number * call.heads + head) * call.dqk;
     dK.clear();
     rows_by_rows(dK, tokens_of<T>(call.v, chunk, head, place.first, call.dhv),
-                 stored_state<T>(call, call.dstates, place.number, head).from_row(col), space, NoLook{});
+                 stored_state<T>(call, call.dstates, place.number, head).from_row(col), space);
     dK.each([&](int, int i, int, int c, Real& value) {
       if (i >= place.count) return;
       if (col + c < call.dqk) value += dn[col + c];
@@ -206,7 +207,7 @@ __global__ void __launch_bounds__(block_threads) dv_kernel(Call<RealOf<T>> call,
   Accumulator<T, width> dV;
   dV.clear();
   rows_by_columns(dV, tokens_of<T>(call.k, chunk, head / call.group, place.first, call.dqk),
-                  stored_state<T>(call, call.dstates, place.number, head).from_column(col), space, NoLook{});
+                  stored_state<T>(call, call.dstates, place.number, head).from_column(col), space);
   dV.each([&](int, int i, int, int, Real& value) {
     if (i < place.count) value *= call.abar[at + i];
   });
@@ -243,7 +244,7 @@ __global__ void __launch_bounds__(block_threads) through_kernel(Call<RealOf<T>> 
     sum += part;
   }
   for (int r = threadIdx.x; r < call.dqk; r += block_threads) {
-    sum += static_cast<double>(call.n_states[unit * call.dqk + r]) *
+    sum += static_cast<double>(static_cast<const typename Config<T>::Norm*>(call.n_states)[unit * call.dqk + r]) *
            static_cast<double>(call.dn_states[unit * call.dqk + r]);
   }
 #pragma unroll

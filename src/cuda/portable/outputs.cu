@@ -8,7 +8,7 @@ namespace tfla::cuda {
 
 namespace {
 
-enum class Wanted { outputs, denominators, exact_rows };
+enum class Wanted { outputs, exact_rows };
 
 template <class T, Wanted Want>
 __global__ void __launch_bounds__(block_threads)
@@ -17,10 +17,8 @@ __global__ void __launch_bounds__(block_threads)
   using Stored = typename Config<T>::Stored;
   using Scores = Accumulator<T, tile_rows>;
   constexpr int width = Config<T>::width;
-  constexpr bool with_values = Want != Wanted::denominators;
   extern __shared__ __align__(16) unsigned char memory[];
   const Workspace<T> space(memory);
-  Real* qn = space.vector;
 
   std::int64_t unit = blockIdx.x;
   const int blocks_across = Want == Wanted::outputs ? dhv_tiles : 1;
@@ -39,89 +37,48 @@ __global__ void __launch_bounds__(block_threads)
   const bool has_state = number != chunk.first || call.C0.data != nullptr;
   const View<T> q = tokens_of<T>(call.q, chunk, qk_head, row, call.dqk);
 
-  Real inverse[Scores::rows];
-  Real total[Scores::rows];      // q.n
-  Real dh_h[Scores::rows] = {};  // dh.h
+  Real dh_h[Scores::rows] = {};
   // Outputs: one tile of columns per block. Exact rows: all of them in turn, since dh.h sums over them.
   const int last_tile = Want == Wanted::exact_rows ? dhv_tiles : block_across + 1;
   for (int tile = block_across; tile < last_tile; ++tile) {
     const int col = tile * width;
     Accumulator<T, width> O;
     O.clear();
-    __syncthreads();
-    if (threadIdx.x < tile_rows) qn[threadIdx.x] = 0;
     if (has_state) {
-      const Real* n = call.n_states + (number * call.heads + head) * call.dqk;
-      Real sum = 0;  // of q.n, over half a row
-      const auto look = [&](int slab, const T* tile_of_q) {
-        constexpr int piece = 16 / sizeof(T), half = Config<T>::slab / 2;
-        const T* row_of_q = tile_of_q + threadIdx.x / 2 * Workspace<T>::a_stride;
-#pragma unroll
-        for (int c = half * (threadIdx.x % 2); c < half * (threadIdx.x % 2) + half; c += piece) {
-          const uint4 raw = *reinterpret_cast<const uint4*>(row_of_q + c);
-#pragma unroll
-          for (int e = 0; e < piece; ++e) {
-            const int depth = slab * Config<T>::slab + c + e;
-            if (depth < call.dqk) sum += widen<Real>(reinterpret_cast<const T*>(&raw)[e]) * n[depth];
-          }
-        }
-      };
       const View<Stored> C{static_cast<const Stored*>(call.states) + call.state(number, head), call.padded_dhv(),
                            call.dqk, call.padded_dhv(), true};
-      rows_by_columns(O, q, with_values ? C.from_column(col) : View<Stored>{C.data, 0, 0, 0, true}, space, look);
-      sum += __shfl_xor_sync(0xFFFFFFFFU, sum, 1);
-      const int r = threadIdx.x / 2;
-      if (threadIdx.x % 2 == 0 && r < rows) qn[r] = scale * call.qbar[at + row + r] * sum;
+      rows_by_columns(O, q, C.from_column(col), space);
       O.each([&](int, int i, int, int, Real& value) { value *= i < rows ? scale * call.qbar[at + row + i] : Real{0}; });
     }
-
-    Real row_sum[Scores::rows] = {};
     for (int key = 0; key <= row; key += tile_rows) {
       Scores S;
       S.clear();
-      rows_by_rows(S, q, tokens_of<T>(call.k, chunk, qk_head, key, call.dqk), space, NoLook{});
-      S.each([&](int r, int i, int, int j, Real& value) {
+      rows_by_rows(S, q, tokens_of<T>(call.k, chunk, qk_head, key, call.dqk), space);
+      S.each([&](int, int i, int, int j, Real& value) {
         // Set, not multiplied: what lies above the diagonal or outside may be anything.
         const bool seen = i < rows && key + j <= row + i;
         value = seen ? value * (scale * exp2_sum(call.u2[at + row + i], call.c2[at + key + j])) : Real{0};
-        row_sum[r] += value;
       });
-      if constexpr (with_values) write_tile(S, space.p, Workspace<T>::p_stride);
-      if constexpr (with_values) {
-        tile_by_columns<Order::depth_last>(O, tokens_of<T>(call.v, chunk, head, key, call.dhv).from_column(col), space);
-      }
+      write_tile(S, space.p, Workspace<T>::p_stride);
+      tile_by_columns<Order::depth_last>(O, tokens_of<T>(call.v, chunk, head, key, call.dhv).from_column(col), space);
     }
-    __syncthreads();
-#pragma unroll
-    for (int r = 0; r < Scores::rows; ++r) {
-      const int i = Scores::row_of(r);
-      total[r] = Scores::over_row(row_sum[r]) + qn[i];
-      const Real floor = i < rows ? call.floor[at + row + i] : Real{1};
-      const Real size = fabs(total[r]);
-      inverse[r] = call.normalized ? 1 / ((size < floor ? floor : size) + static_cast<Real>(call.eps)) : Real{1};
-    }
+    O.each([&](int, int i, int, int, Real& value) { value *= i < rows ? call.inverse[at + row + i] : Real{0}; });
     if constexpr (Want == Wanted::outputs) {
-      O.each([&](int r, int, int, int, Real& value) { value *= inverse[r]; });
       store_rows(O, call.h, chunk, head, row, rows, col, call.dhv, space);
-    } else if constexpr (Want == Wanted::exact_rows) {
+    } else {
       O.each([&](int r, int i, int, int c, Real& value) {
         if (i >= rows || col + c >= call.dhv) return;
-        dh_h[r] +=
-            value * inverse[r] * widen<Real>(row_of<T>(call.dh, chunk.batch, chunk.token + row + i, head)[col + c]);
+        dh_h[r] += value * widen<Real>(row_of<T>(call.dh, chunk.batch, chunk.token + row + i, head)[col + c]);
       });
+      __syncthreads();
     }
   }
-  if constexpr (Want != Wanted::outputs) {
+  if constexpr (Want == Wanted::exact_rows) {
 #pragma unroll
     for (int r = 0; r < Scores::rows; ++r) {
       const int i = Scores::row_of(r);
       const Real product = Scores::over_row(dh_h[r]);
-      if (i >= rows || threadIdx.x % Scores::lanes != 0) continue;
-      call.inverse[at + row + i] = inverse[r];
-      if constexpr (Want == Wanted::exact_rows) {
-        const bool active = fabs(total[r]) > call.floor[at + row + i];
-        call.deta[at + row + i] = active ? (total[r] > 0 ? -product : product) * inverse[r] : Real{0};
-      }
+      if (i < rows && threadIdx.x % Scores::lanes == 0) call.deta[at + row + i] = call.slope[at + row + i] * product;
     }
   }
 }
@@ -129,7 +86,7 @@ __global__ void __launch_bounds__(block_threads)
 template <class T, Wanted Want>
 void launch(const Call<typename Config<T>::Real>& call, cudaStream_t stream) {
   const int row_tiles = (call.L + tile_rows - 1) / tile_rows;
-  const int dhv_tiles = Want == Wanted::denominators ? 1 : (call.dhv + Config<T>::width - 1) / Config<T>::width;
+  const int dhv_tiles = (call.dhv + Config<T>::width - 1) / Config<T>::width;
   const std::int64_t blocks = call.numbers * call.heads * row_tiles * (Want == Wanted::outputs ? dhv_tiles : 1);
   if (blocks == 0) return;
   launch_blocks("outputs", outputs_kernel<T, Want>, blocks, block_threads, Workspace<T>::bytes, stream, call, row_tiles,
@@ -145,10 +102,7 @@ void launch_outputs(const Call<typename Config<T>::Real>& call, cudaStream_t str
 
 template <class T>
 void launch_rows(const Call<typename Config<T>::Real>& call, cudaStream_t stream) {
-  if (call.exact)
-    launch<T, Wanted::exact_rows>(call, stream);
-  else
-    launch<T, Wanted::denominators>(call, stream);
+  if (call.exact) launch<T, Wanted::exact_rows>(call, stream);
 }
 
 #define TFLA_INSTANTIATE(T)                                                             \

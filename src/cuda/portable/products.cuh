@@ -37,19 +37,14 @@ struct Workspace {
   static constexpr int b_size =
       larger(SharedTile<T, Tile::width, Tile::slab>::size, SharedTile<T, Tile::slab, Tile::width>::size);
   static constexpr int p_size = SharedTile<T, tile_rows, tile_rows>::size;
-  static constexpr int bytes =
-      (2 * (a_size + b_size) + p_size) * static_cast<int>(sizeof(T)) + tile_rows * static_cast<int>(sizeof(double));
+  static constexpr int bytes = (2 * (a_size + b_size) + p_size) * static_cast<int>(sizeof(T));
 
-  T* a;                         // [2][64,slab]
-  T* b;                         // [2][width,slab] or [2][slab,width]
-  T* p;                         // [64,64]
-  typename Tile::Real* vector;  // [64]
+  T* a;  // [2][64,slab]
+  T* b;  // [2][width,slab] or [2][slab,width]
+  T* p;  // [64,64]
 
   __device__ explicit Workspace(unsigned char* memory)
-      : a(reinterpret_cast<T*>(memory)),
-        b(a + 2 * a_size),
-        p(b + 2 * b_size),
-        vector(reinterpret_cast<typename Tile::Real*>(p + p_size)) {}
+      : a(reinterpret_cast<T*>(memory)), b(a + 2 * a_size), p(b + 2 * b_size) {}
 };
 
 // float16 data meets bfloat16 states: both have 16 bits, so the tile is converted where it lies.
@@ -65,10 +60,10 @@ __device__ __forceinline__ void convert_tile(T* tile, int stride) {
   }
 }
 
-// acc += X Y^T, both given by rows; `look(slab, tile)` sees each slab of X before it is used.
-template <class T, class E, int N, class Look>
+// acc += X Y^T, both given by rows.
+template <class T, class E, int N>
 __device__ __forceinline__ void rows_by_rows(Accumulator<T, N>& acc, const View<T>& x, const View<E>& y,
-                                             const Workspace<T>& space, const Look& look) {
+                                             const Workspace<T>& space) {
   using Tile = Config<T>;
   using Space = Workspace<T>;
   constexpr int stride = Space::a_stride;
@@ -79,9 +74,8 @@ __device__ __forceinline__ void rows_by_rows(Accumulator<T, N>& acc, const View<
              load_tile<N, Tile::slab>(reinterpret_cast<E*>(space.b + buffer * Space::b_size), y.data, y.stride, y.rows,
                                       slab * Tile::slab, y.cols, y.wide);
            },
-           [&](int slab, int buffer) {
+           [&](int, int buffer) {
              T* a = space.a + buffer * Space::a_size;
-             look(slab, a);
              convert_tile<T, E>(a, stride);
              block_product<Order::depth_last, Order::depth_last>(
                  acc, reinterpret_cast<const E*>(a), stride,
@@ -90,9 +84,9 @@ __device__ __forceinline__ void rows_by_rows(Accumulator<T, N>& acc, const View<
 }
 
 // acc += X Y with X given by rows and Y [depth,N].
-template <class T, class E, class Look>
+template <class T, class E>
 __device__ __forceinline__ void rows_by_columns(Accumulator<T, Config<T>::width>& acc, const View<T>& x,
-                                                const View<E>& y, const Workspace<T>& space, const Look& look) {
+                                                const View<E>& y, const Workspace<T>& space) {
   using Tile = Config<T>;
   using Space = Workspace<T>;
   pipeline((x.cols + Tile::slab - 1) / Tile::slab,
@@ -103,9 +97,8 @@ __device__ __forceinline__ void rows_by_columns(Accumulator<T, Config<T>::width>
              load_tile<Tile::slab, Tile::width>(reinterpret_cast<E*>(space.b + buffer * Space::b_size),
                                                 y.data + depth * y.stride, y.stride, y.rows - depth, 0, y.cols, y.wide);
            },
-           [&](int slab, int buffer) {
+           [&](int, int buffer) {
              T* a = space.a + buffer * Space::a_size;
-             look(slab, a);
              convert_tile<T, E>(a, Space::a_stride);
              block_product<Order::depth_last, Order::depth_first>(
                  acc, reinterpret_cast<const E*>(a), Space::a_stride,
@@ -177,10 +170,5 @@ __device__ __forceinline__ void store_rows(Accumulator<T, N>& acc, const Rows& t
     }
   }
 }
-
-struct NoLook {
-  template <class T>
-  __device__ void operator()(int, T*) const {}
-};
 
 }  // namespace tfla::cuda

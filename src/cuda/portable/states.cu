@@ -26,6 +26,7 @@ struct StatesPlan {
 template <class T, Time Direction>
 struct Flow {
   using Real = typename Config<T>::Real;
+  using Norm = typename Config<T>::Norm;
   const Call<Real>& call;
   int head;
 
@@ -36,16 +37,34 @@ struct Flow {
   __device__ const StateRows& to_C() const { return Direction == Time::forward ? call.C_last : call.dC0; }
   __device__ const StateRows& to_n() const { return Direction == Time::forward ? call.n_last : call.dn0; }
   __device__ void* stored_C() const { return Direction == Time::forward ? call.states : call.dstates; }
-  __device__ Real* stored_n() const { return Direction == Time::forward ? call.n_states : call.dn_states; }
+  __device__ void store_n(std::int64_t at, Norm value) const {
+    if (Direction == Time::forward)
+      static_cast<Norm*>(call.n_states)[at] = value;
+    else
+      call.dn_states[at] = static_cast<Real>(value);
+  }
   // Weight of a token in C.
   __device__ Real weight(std::int64_t at) const {
     if (Direction == Time::forward) return call.abar[at];
     return static_cast<Real>(call.scale) * call.qbar[at] * call.inverse[at];
   }
-  // And in n.
-  __device__ Real n_weight(std::int64_t at) const {
-    if (Direction == Time::forward) return call.abar[at];
-    return call.exact ? static_cast<Real>(call.scale) * call.qbar[at] * call.deta[at] : Real{0};
+  // And in n, from the gate scan itself: abar is rounded, and q.n would show it.
+  __device__ Norm n_weight(std::int64_t at, double b_last, double m_end) const {
+    if (Direction == Time::reverse) {
+      return call.exact
+                 ? static_cast<Norm>(call.scale) * static_cast<Norm>(call.qbar[at]) * static_cast<Norm>(call.deta[at])
+                 : Norm{0};
+    }
+    if constexpr (is_16_bit<T>)
+      return call.abar[at];
+    else
+      return exp(b_last + call.c[at] - m_end);
+  }
+  __device__ Norm n_decay(Real decay, double b_last, double m_start, double m_end) const {
+    if constexpr (is_16_bit<T>)
+      return decay;
+    else
+      return exp(b_last + m_start - m_end);
   }
 };
 
@@ -56,7 +75,8 @@ __device__ __forceinline__ typename Config<T>::Real half_lift(const typename Con
   if constexpr (std::is_same_v<T, __half>) {
     float largest = 0;
     for (int t = 0; t < Config<T>::slab; ++t) largest = fmaxf(largest, fabsf(weights[t]));
-    if (largest > 0 && isfinite(largest) && (largest < 0x1p-6F || largest > 4)) return exp2f(-ceilf(log2f(largest)));
+    if (largest > 0 && isfinite(largest) && (largest < 0x1p-6F || largest > 4))
+      return exp2f(fminf(fmaxf(-ceilf(log2f(largest)), -60.0F), 60.0F));
   }
   return 1;
 }
@@ -144,11 +164,13 @@ __global__ void __launch_bounds__(block_threads)
   using Real = typename Tile::Real;
   using Stored = typename Tile::Stored;
   using Plan = StatesPlan<T>;
+  using Norm = typename Tile::Norm;
   using Sums = Accumulator<T, Tile::width>;
   extern __shared__ __align__(16) unsigned char memory[];
   T* xs = reinterpret_cast<T*>(memory);
   T* ys = xs + 2 * Plan::x_size;
   Real* weights = reinterpret_cast<Real*>(ys + 2 * Plan::y_size);
+  Norm* n_weights = reinterpret_cast<Norm*>(weights + Tile::slab);
 
   std::int64_t unit = blockIdx.x;
   const int col = static_cast<int>(unit % dhv_tiles) * Tile::width;
@@ -176,7 +198,7 @@ __global__ void __launch_bounds__(block_threads)
   C.clear();
   const int n_row = row + static_cast<int>(threadIdx.x);
   const bool carries_n = col == 0 && threadIdx.x < tile_rows && n_row < call.dqk;
-  Real n = 0;
+  Norm n = 0;
   Real* own = call.segments > 1 ? segment_state(call, sequence, head, index) : nullptr;
   Real* own_n = own == nullptr ? nullptr : own + static_cast<std::int64_t>(call.dqk) * call.padded_dhv();
   if (Which == Pass::proper) {
@@ -227,27 +249,30 @@ __global__ void __launch_bounds__(block_threads)
     T* x = xs + buffer * Plan::x_size;
     const std::int64_t at = call.vector(chunk, head) + token;
     const int rows = min(Tile::slab, chunk.length - token);
+    const double b_last = call.b[call.vector(chunk, head) + chunk.length - 1];
+    const double m_start = call.m_start[number * call.heads + head], m_end = call.m_end[number * call.heads + head];
     if (threadIdx.x < Tile::slab) {
       const bool valid = static_cast<int>(threadIdx.x) < rows;
       weights[threadIdx.x] = valid ? flow.weight(at + threadIdx.x) : Real{0};
-      weights[Tile::slab + threadIdx.x] = valid ? flow.n_weight(at + threadIdx.x) : Real{0};
+      if (col == 0) n_weights[threadIdx.x] = valid ? flow.n_weight(at + threadIdx.x, b_last, m_end) : Norm{0};
     }
     if (enters_chunk) {
       const Real decay = call.gbar[number * call.heads + head];
       if (Which == Pass::proper) {
         store_chunk_state(C, static_cast<Stored*>(flow.stored_C()) + call.state(number, head), row, call.dqk, col,
                           call.padded_dhv());
-        if (carries_n) flow.stored_n()[(number * call.heads + head) * call.dqk + n_row] = n;
+        if (carries_n) flow.store_n((number * call.heads + head) * call.dqk + n_row, n);
       }
 #pragma unroll
       for (Real& value : C.x) value *= decay;
-      n *= decay;
+      n *= flow.n_decay(decay, b_last, m_start, m_end);
     }
     __syncthreads();
     constexpr int stride = SharedTile<T, Tile::slab, tile_rows>::stride;
     if (carries_n) {
 #pragma unroll 16
-      for (int t = 0; t < Tile::slab; ++t) n += weights[Tile::slab + t] * widen<Real>(x[t * stride + threadIdx.x]);
+      for (int t = 0; t < Tile::slab; ++t)
+        n += n_weights[t] * static_cast<Norm>(widen<Real>(x[t * stride + threadIdx.x]));
     }
     if (col == 0) __syncthreads();
     const Real lift = half_lift<T>(weights);
@@ -271,7 +296,7 @@ __global__ void __launch_bounds__(block_threads)
       if (row + r < call.dqk && col + c < call.padded_dhv())
         own[static_cast<std::int64_t>(row + r) * call.padded_dhv() + col + c] = value;
     });
-    if (carries_n) own_n[n_row] = n;
+    if (carries_n) own_n[n_row] = static_cast<Real>(n);
     return;
   }
   const bool ends_sequence = Direction == Time::forward ? segment.high == segment.chunks : index == 0;
@@ -281,7 +306,8 @@ __global__ void __launch_bounds__(block_threads)
     if (to.data != nullptr && row + r < call.dqk && col + c < call.dhv)
       state_element<Real>(to, sequence, head, row + r, col + c) = value;
   });
-  if (carries_n && flow.to_n().data != nullptr) state_element<Real>(flow.to_n(), sequence, head, 0, n_row) = n;
+  if (carries_n && flow.to_n().data != nullptr)
+    state_element<Real>(flow.to_n(), sequence, head, 0, n_row) = static_cast<Real>(n);
 }
 
 // Totals of the segments become the states they start from. One thread per element of the state.

@@ -1,0 +1,113 @@
+// den = max(|q.n|, exp(-m)) + eps of every token, before any matrix product reads it. n is carried token by token in
+// double, one warp per chunk and head, from its value at the chunk's start: q.n often cancels to a small part of its
+// terms, and h is divided by it.
+#include "cuda/launch.h"
+#include "cuda/portable/device.cuh"
+
+namespace tfla::cuda {
+
+namespace {
+
+constexpr int warp_size = 32;
+constexpr int most_in_registers = 8;  // elements of n per lane: dqk up to 256
+
+// n of one head, 32 elements apart in each lane: in registers, or for large dqk in scratch.
+template <bool InRegisters>
+struct NormState {
+  double own[most_in_registers];
+  double* memory;
+
+  __device__ double& at(int e) { return InRegisters ? own[e] : memory[warp_size * e]; }
+};
+
+template <class T, bool InRegisters>
+__global__ void __launch_bounds__(block_threads) denominators_kernel(Call<typename Config<T>::Real> call) {
+  using Real = typename Config<T>::Real;
+  using Norm = typename Config<T>::Norm;
+  const std::int64_t unit = (blockIdx.x * static_cast<std::int64_t>(block_threads) + threadIdx.x) / warp_size;
+  if (unit >= call.numbers * call.heads) return;
+  const Chunk chunk = call.chunks[unit / call.heads];
+  const int head = static_cast<int>(unit % call.heads);
+  const int lane = threadIdx.x % warp_size;
+  const std::int64_t at = call.vector(chunk, head);
+  const double m_start = call.m_start[unit];
+  const int elements = InRegisters ? most_in_registers : (call.dqk + warp_size - 1) / warp_size;
+
+  NormState<InRegisters> n;
+  n.memory = call.norm_work + unit * call.dqk + lane;
+#pragma unroll
+  for (int e = 0; e < elements; ++e) {
+    const int r = lane + warp_size * e;
+    if (r < call.dqk) n.at(e) = static_cast<double>(static_cast<const Norm*>(call.n_states)[unit * call.dqk + r]);
+  }
+
+  double u_last = -m_start;  // so that the first decay is exp(u + m_start)
+  for (int base = 0; base < chunk.length; base += warp_size) {
+    // The scalars of 32 tokens at once, one per lane.
+    const int t = base + lane;
+    const bool valid = t < chunk.length;
+    const double b = valid ? call.b[at + t] : 0, c = valid ? call.c[at + t] : 0;
+    const double m = call.exponential && valid ? b + fmax(m_start, call.top[at + t]) : 0;
+    const double u = b - m;
+    const double u_above = __shfl_up_sync(0xFFFFFFFFU, u, 1);
+    const double decay = exp(u - (lane == 0 ? u_last : u_above));
+    const double weight = exp(u + c);
+    u_last = __shfl_sync(0xFFFFFFFFU, u, warp_size - 1);
+    double qn = 0;
+    for (int s = 0; s < min(warp_size, chunk.length - base); ++s) {
+      const double keep = __shfl_sync(0xFFFFFFFFU, decay, s), add = __shfl_sync(0xFFFFFFFFU, weight, s);
+      const T* q = row_of<T>(call.q, chunk.batch, chunk.token + base + s, head / call.group);
+      const T* k = row_of<T>(call.k, chunk.batch, chunk.token + base + s, head / call.group);
+      double sum = 0;
+#pragma unroll
+      for (int e = 0; e < elements; ++e) {
+        const int r = lane + warp_size * e;
+        if (r >= call.dqk) continue;
+        n.at(e) = keep * n.at(e) + add * static_cast<double>(widen<Real>(k[r]));
+        sum += static_cast<double>(widen<Real>(q[r])) * n.at(e);
+      }
+#pragma unroll
+      for (int offset = warp_size / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xFFFFFFFFU, sum, offset);
+      if (lane == s) qn = call.scale * sum;
+    }
+    if (!valid) continue;
+    const double size = fabs(qn), floor = exp(-m);
+    const double inverse = 1 / ((size < floor ? floor : size) + call.eps);
+    call.inverse[at + t] = static_cast<Real>(inverse);
+    call.slope[at + t] = size > floor ? static_cast<Real>(copysign(inverse, -qn)) : Real{0};
+  }
+}
+
+template <class Real>
+__global__ void __launch_bounds__(block_threads) ones_kernel(Real* vector, std::int64_t count) {
+  const std::int64_t index = blockIdx.x * static_cast<std::int64_t>(block_threads) + threadIdx.x;
+  if (index < count) vector[index] = 1;
+}
+
+}  // namespace
+
+template <class T>
+void launch_denominators(const Call<typename Config<T>::Real>& call, cudaStream_t stream) {
+  const auto blocks = [](std::int64_t threads) { return (threads + block_threads - 1) / block_threads; };
+  if (!call.normalized) {
+    const std::int64_t count = call.all_tokens() * call.heads;
+    if (count > 0)
+      launch_blocks("ones", ones_kernel<typename Config<T>::Real>, blocks(count), block_threads, 0, stream,
+                    call.inverse, count);
+    return;
+  }
+  const std::int64_t warps = call.numbers * call.heads;
+  if (warps == 0) return;
+  const bool in_registers = call.dqk <= warp_size * most_in_registers;
+  launch_blocks("denominators", in_registers ? denominators_kernel<T, true> : denominators_kernel<T, false>,
+                blocks(warps * warp_size), block_threads, 0, stream, call);
+}
+
+#define TFLA_INSTANTIATE(T) template void launch_denominators<T>(const Call<typename Config<T>::Real>&, cudaStream_t)
+TFLA_INSTANTIATE(__nv_bfloat16);
+TFLA_INSTANTIATE(__half);
+TFLA_INSTANTIATE(float);
+TFLA_INSTANTIATE(double);
+#undef TFLA_INSTANTIATE
+
+}  // namespace tfla::cuda
