@@ -281,8 +281,7 @@ void run_backward(const Problem& problem, const BackwardTensors& tensors, const 
 
   parallel_for(sequences * heads, plan.threads, [&](std::int64_t unit, int index) {
     const Sequence sequence = problem.sequence(unit / heads);
-    gates(problem, scratch.gates, sequence, unit % heads);
-    denominators(problem, scratch.gates, sequence, unit % heads, scratch.worker(plan, index).norm);
+    gates_and_denominators(problem, scratch.gates, sequence, unit % heads, scratch.worker(plan, index).norm);
   });
   if (!plan.fused()) {
     const std::int64_t count = panels(plan);

@@ -36,25 +36,37 @@ Denominator denominator(const Settings& settings, double qn, double m) {
 }
 
 template <class Real>
+void start_norm(const Problem& problem, const Sequence& sequence, std::int64_t head, const NormBuffers<Real>& buffers) {
+  const TensorView& n0 = problem.initial_state.n;
+  for (std::int64_t r = 0; r < problem.plan.shape.dqk; ++r) {
+    const std::int64_t at = sequence.index * n0.strides[0] + head * n0.strides[1] + r;
+    buffers.n[r] = n0.given() ? static_cast<double>(static_cast<const Real*>(n0.data)[at]) : 0.0;
+  }
+}
+
+template <class Real>
+void gates_and_denominators(const Problem& problem, const GateVectors<Real>& vectors, const Sequence& sequence,
+                            std::int64_t head, const NormBuffers<Real>& buffers) {
+  gates(problem, vectors, sequence, head);
+  start_norm(problem, sequence, head, buffers);
+  denominators(problem, vectors, sequence, head, 0, sequence.length, buffers);
+}
+
+template <class Real>
 void denominators(const Problem& problem, const GateVectors<Real>& vectors, const Sequence& sequence, std::int64_t head,
-                  const NormBuffers<Real>& buffers) {
+                  std::int64_t begin, std::int64_t end, const NormBuffers<Real>& buffers) {
   const GateVectors<Real> gates = vectors.at(problem, sequence, head);
   if (!problem.settings.normalized) {
-    std::fill_n(gates.inverse, sequence.length, Real{1});
+    std::fill(gates.inverse + begin, gates.inverse + end, Real{1});
     return;
   }
   const std::int64_t dqk = problem.plan.shape.dqk;
   const std::int64_t qk_head = head / problem.group();
-  const TensorView& n0 = problem.initial_state.n;
-  for (std::int64_t r = 0; r < dqk; ++r) {
-    const std::int64_t at = sequence.index * n0.strides[0] + head * n0.strides[1] + r;
-    buffers.n[r] = n0.given() ? static_cast<double>(static_cast<const Real*>(n0.data)[at]) : 0.0;
-  }
-  for (std::int64_t begin = 0; begin < sequence.length; begin += norm_block) {
-    const std::int64_t count = std::min(norm_block, sequence.length - begin);
+  for (std::int64_t block = begin; block < end; block += norm_block) {
+    const std::int64_t count = std::min(norm_block, end - block);
     // n_t = exp(u_t - u_{t-1}) n_{t-1} + exp(u_t + c_t) k_t. u starts anew with each tile: from minus the m before it.
     for (std::int64_t t = 0; t < count; ++t) {
-      const std::int64_t token = begin + t;
+      const std::int64_t token = block + t;
       const bool starts_tile = token % problem.plan.chunk % problem.plan.tile == 0;
       const double m_before = token == 0 ? initial_max(problem, sequence, head) : -gates.minus_m[token - 1];
       buffers.decay[t] = gates.u[token] + (starts_tile ? m_before : -gates.u[token - 1]);
@@ -63,7 +75,7 @@ void denominators(const Problem& problem, const GateVectors<Real>& vectors, cons
     simd::exp_shifted(1.0, 0.0, buffers.decay, buffers.decay, count);
     simd::exp_shifted(1.0, 0.0, buffers.weight, buffers.weight, count);
     for (std::int64_t t = 0; t < count; ++t) {
-      const std::int64_t token = begin + t;
+      const std::int64_t token = block + t;
       const Tile row{sequence, head, token, token + 1};
       const Tile ahead{sequence, head, std::min(token + norm_ahead, sequence.length - 1),
                        std::min(token + norm_ahead + 1, sequence.length)};
@@ -80,10 +92,13 @@ void denominators(const Problem& problem, const GateVectors<Real>& vectors, cons
   }
 }
 
-#define TFLA_INSTANTIATE(Real)                                                                        \
-  template struct NormBuffers<Real>;                                                                  \
-  template void denominators(const Problem&, const GateVectors<Real>&, const Sequence&, std::int64_t, \
-                             const NormBuffers<Real>&)
+#define TFLA_INSTANTIATE(Real)                                                                                      \
+  template struct NormBuffers<Real>;                                                                                \
+  template void start_norm(const Problem&, const Sequence&, std::int64_t, const NormBuffers<Real>&);                \
+  template void gates_and_denominators(const Problem&, const GateVectors<Real>&, const Sequence&, std::int64_t,     \
+                                       const NormBuffers<Real>&);                                                   \
+  template void denominators(const Problem&, const GateVectors<Real>&, const Sequence&, std::int64_t, std::int64_t, \
+                             std::int64_t, const NormBuffers<Real>&)
 TFLA_INSTANTIATE(float);
 TFLA_INSTANTIATE(double);
 #undef TFLA_INSTANTIATE

@@ -21,10 +21,20 @@ struct NormBuffers {
   NormBuffers(Arena& arena, const Plan& plan);
 };
 
-// Fills inverse and slope of one (sequence, head), whose gates are done.
+// n before the first token of a sequence.
+template <class Real>
+void start_norm(const Problem& problem, const Sequence& sequence, std::int64_t head, const NormBuffers<Real>& buffers);
+
+// Fills inverse and slope of tokens [begin, end) of one (sequence, head), whose gates are done. n is at `begin` on
+// entry and at `end` on return, so tokens may come in any portions.
 template <class Real>
 void denominators(const Problem& problem, const GateVectors<Real>& vectors, const Sequence& sequence, std::int64_t head,
-                  const NormBuffers<Real>& buffers);
+                  std::int64_t begin, std::int64_t end, const NormBuffers<Real>& buffers);
+
+// The whole sequence at once, after its gates.
+template <class Real>
+void gates_and_denominators(const Problem& problem, const GateVectors<Real>& vectors, const Sequence& sequence,
+                            std::int64_t head, const NormBuffers<Real>& buffers);
 
 // 1 / den, and its slope for the exact gradient: -sign(q.n) / den where |q.n| is the denominator, else 0.
 struct Denominator {

@@ -40,6 +40,7 @@ void span_outputs(const Problem& problem, const Span& span, std::int64_t head, c
   const Columns columns = all_columns(plan.shape);
   State<Real> state = state_in(worker.state, plan.shape, columns);
   if (plan.fused()) {
+    start_norm(problem, sequence, head, worker.norm);
     load_state(problem.initial_state.C, problem.initial_state.n, sequence.index, head, columns, state);
   } else {
     copy_state(state_at_span(problem, span, head, scratch.span_states), state);
@@ -55,6 +56,7 @@ void span_outputs(const Problem& problem, const Span& span, std::int64_t head, c
       prefetch_tile(Access::read, problem.k, next, head / problem.group());
       prefetch_tile(Access::read, problem.v, next, head);
     }
+    if (plan.fused()) denominators(problem, scratch.gates, sequence, head, tile.begin, tile.end, worker.norm);
     tile_outputs(problem, tile, gates, state, worker, outputs.h);
     const bool state_is_used = tile.end < span.end || (last && outputs.last_state.C.given());
     if (state_is_used) advance(problem, tile, gates, worker.operands, columns, state);
@@ -108,8 +110,11 @@ void run_forward(const Problem& problem, const ForwardOutputs& outputs, const Fo
   const std::int64_t heads = problem.heads();
   parallel_for(plan.shape.sequences * heads, plan.threads, [&](std::int64_t unit, int index) {
     const Sequence sequence = problem.sequence(unit / heads);
-    gates(problem, scratch.gates, sequence, unit % heads);
-    denominators(problem, scratch.gates, sequence, unit % heads, scratch.worker(plan, index).norm);
+    if (plan.fused()) {
+      gates(problem, scratch.gates, sequence, unit % heads);  // denominators follow tile by tile
+    } else {
+      gates_and_denominators(problem, scratch.gates, sequence, unit % heads, scratch.worker(plan, index).norm);
+    }
   });
   if (!plan.fused()) {
     const std::int64_t count = panels(plan);

@@ -132,8 +132,7 @@ void run_parallel_forward(const Problem& problem, const ForwardOutputs& outputs,
   const std::int64_t blocks = blocks_of(plan.shape.longest);
   parallel_for(plan.shape.sequences * heads, plan.threads, [&](std::int64_t unit, int index) {
     const Sequence sequence = problem.sequence(unit / heads);
-    gates(problem, scratch.gates, sequence, unit % heads);
-    denominators(problem, scratch.gates, sequence, unit % heads, scratch.worker(plan, index).norm);
+    gates_and_denominators(problem, scratch.gates, sequence, unit % heads, scratch.worker(plan, index).norm);
   });
   parallel_for(plan.shape.sequences * heads * blocks, plan.threads, [&](std::int64_t unit, int index) {
     const Sequence sequence = problem.sequence(unit / (heads * blocks));

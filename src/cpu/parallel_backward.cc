@@ -261,8 +261,7 @@ void run_parallel_backward(const Problem& problem, const BackwardTensors& tensor
   using Gradients = ParallelGradients<Real>;
   parallel_for(plan.shape.sequences * heads, plan.threads, [&](std::int64_t unit, int index) {
     const Sequence sequence = problem.sequence(unit / heads);
-    gates(problem, scratch.gates, sequence, unit % heads);
-    denominators(problem, scratch.gates, sequence, unit % heads, scratch.worker(plan, index).norm);
+    gates_and_denominators(problem, scratch.gates, sequence, unit % heads, scratch.worker(plan, index).norm);
   });
   if (problem.settings.exact) {
     for_blocks(heads, [](const Gradients& x, std::int64_t head, std::int64_t begin) { x.rows(head, begin); });
