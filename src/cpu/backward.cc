@@ -252,16 +252,7 @@ BackwardScratch<Real>::BackwardScratch(Arena& arena, const Plan& plan) : gates(a
     span_dstates = arena.take<Real>(states);
     deta = arena.take<Real>(tokens);
   }
-  Arena one;
-  const Worker measured(one, plan);
-  worker_size = static_cast<std::int64_t>(one.used() / sizeof(Real));
-  workers = arena.take<Real>(plan.threads * worker_size);
-}
-
-template <class Real>
-typename BackwardScratch<Real>::Worker BackwardScratch<Real>::worker(const Plan& plan, int index) const {
-  Arena arena(reinterpret_cast<std::byte*>(workers + index * worker_size));
-  return Worker(arena, plan);
+  workers = Workers<Worker>(arena, plan);
 }
 
 template <class Real>
@@ -274,21 +265,21 @@ void run_backward(const Problem& problem, const BackwardTensors& tensors, const 
       const Span span = find_span(problem, unit / per_span);
       // An empty sequence still passes its state's gradient on.
       if (span.begin == span.end && span.number != first_span(plan, span.sequence)) return;
-      const auto worker = scratch.worker(plan, index);
+      const auto worker = scratch.workers.at(plan, index);
       work(SpanGradients<Real>(problem, tensors, scratch, worker, span), unit % per_span);
     });
   };
 
   parallel_for(sequences * heads, plan.threads, [&](std::int64_t unit, int index) {
     const Sequence sequence = problem.sequence(unit / heads);
-    gates_and_denominators(problem, scratch.gates, sequence, unit % heads, scratch.worker(plan, index).norm);
+    gates_and_denominators(problem, scratch.gates, sequence, unit % heads, scratch.workers.at(plan, index).norm);
   });
   if (!plan.fused()) {
     const std::int64_t count = panels(plan);
     const auto for_panels = [&](const auto& work) {
       parallel_for(sequences * heads * count, plan.threads, [&](std::int64_t unit, int index) {
         work(problem.sequence(unit / (heads * count)), unit / count % heads, panel_columns(plan.shape, unit % count),
-             scratch.worker(plan, index).tile);
+             scratch.workers.at(plan, index).tile);
       });
     };
     for_panels([&](const Sequence& sequence, std::int64_t head, Columns columns, const GradientBuffers<Real>& buffers) {

@@ -3,6 +3,7 @@
 
 #include "cpu/denominators.h"
 #include "cpu/gradients.h"
+#include "cpu/workers.h"
 
 namespace tfla::cpu {
 
@@ -36,11 +37,9 @@ struct BackwardScratch {
   Real* span_states = nullptr;   // at the beginning of each span, per head
   Real* span_dstates = nullptr;  // at the end of each span, per head
   Real* deta = nullptr;          // [H,tokens] with the exact normalizer gradient
-  Real* workers = nullptr;
-  std::int64_t worker_size = 0;
+  Workers<Worker> workers;
 
   BackwardScratch(Arena& arena, const Plan& plan);
-  [[nodiscard]] Worker worker(const Plan& plan, int index) const;
 };
 
 template <class Real>

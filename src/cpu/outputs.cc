@@ -81,16 +81,7 @@ ForwardScratch<Real>::Worker::Worker(Arena& arena, const Plan& plan) : operands(
 template <class Real>
 ForwardScratch<Real>::ForwardScratch(Arena& arena, const Plan& plan) : gates(arena, plan) {
   if (!plan.fused()) span_states = arena.take<Real>(span_numbers(plan) * plan.shape.heads * state_size(plan.shape));
-  Arena one;
-  const Worker measured(one, plan);
-  worker_size = static_cast<std::int64_t>(one.used() / sizeof(Real));
-  workers = arena.take<Real>(plan.threads * worker_size);
-}
-
-template <class Real>
-typename ForwardScratch<Real>::Worker ForwardScratch<Real>::worker(const Plan& plan, int index) const {
-  Arena arena(reinterpret_cast<std::byte*>(workers + index * worker_size));
-  return Worker(arena, plan);
+  workers = Workers<Worker>(arena, plan);
 }
 
 template <class Real>
@@ -113,13 +104,13 @@ void run_forward(const Problem& problem, const ForwardOutputs& outputs, const Fo
     if (plan.fused()) {
       gates(problem, scratch.gates, sequence, unit % heads);  // denominators follow tile by tile
     } else {
-      gates_and_denominators(problem, scratch.gates, sequence, unit % heads, scratch.worker(plan, index).norm);
+      gates_and_denominators(problem, scratch.gates, sequence, unit % heads, scratch.workers.at(plan, index).norm);
     }
   });
   if (!plan.fused()) {
     const std::int64_t count = panels(plan);
     parallel_for(plan.shape.sequences * heads * count, plan.threads, [&](std::int64_t unit, int index) {
-      const auto worker = scratch.worker(plan, index);
+      const auto worker = scratch.workers.at(plan, index);
       states_at_spans(problem, scratch.gates, problem.sequence(unit / (heads * count)), unit / count % heads,
                       panel_columns(plan.shape, unit % count), worker.operands, scratch.span_states);
     });
@@ -128,7 +119,7 @@ void run_forward(const Problem& problem, const ForwardOutputs& outputs, const Fo
     const Span span = find_span(problem, unit / heads);
     // An empty sequence still passes its state on.
     if (span.begin == span.end && span.number != first_span(plan, span.sequence)) return;
-    span_outputs(problem, span, unit % heads, scratch, scratch.worker(plan, index), outputs);
+    span_outputs(problem, span, unit % heads, scratch, scratch.workers.at(plan, index), outputs);
   });
   store_max_states(problem, scratch.gates, outputs.last_state.m);
 }

@@ -3,6 +3,7 @@
 
 #include "cpu/denominators.h"
 #include "cpu/states.h"
+#include "cpu/workers.h"
 
 namespace tfla::cpu {
 
@@ -29,11 +30,9 @@ struct ForwardScratch {
 
   GateVectors<Real> gates;
   Real* span_states = nullptr;  // one per span number and head; none when spans are whole sequences
-  Real* workers = nullptr;      // plan.threads blocks of worker_size
-  std::int64_t worker_size = 0;
+  Workers<Worker> workers;
 
   ForwardScratch(Arena& arena, const Plan& plan);
-  [[nodiscard]] Worker worker(const Plan& plan, int index) const;
 };
 
 template <class Real>

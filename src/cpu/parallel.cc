@@ -113,16 +113,7 @@ ParallelScratch<Real>::ParallelScratch(Arena& arena, const Plan& plan) : gates(a
     deta = arena.take<Real>(count);
     for (double** vector : {&row, &column, &inflow, &outflow}) *vector = arena.take<double>(count);
   }
-  Arena one;
-  const Worker measured(one, plan);
-  worker_size = static_cast<std::int64_t>(one.used() / sizeof(Real));
-  workers = arena.take<Real>(plan.threads * worker_size);
-}
-
-template <class Real>
-typename ParallelScratch<Real>::Worker ParallelScratch<Real>::worker(const Plan& plan, int index) const {
-  Arena arena(reinterpret_cast<std::byte*>(workers + index * worker_size));
-  return Worker(arena, plan);
+  workers = Workers<Worker>(arena, plan);
 }
 
 template <class Real>
@@ -132,18 +123,18 @@ void run_parallel_forward(const Problem& problem, const ForwardOutputs& outputs,
   const std::int64_t blocks = blocks_of(plan.shape.longest);
   parallel_for(plan.shape.sequences * heads, plan.threads, [&](std::int64_t unit, int index) {
     const Sequence sequence = problem.sequence(unit / heads);
-    gates_and_denominators(problem, scratch.gates, sequence, unit % heads, scratch.worker(plan, index).norm);
+    gates_and_denominators(problem, scratch.gates, sequence, unit % heads, scratch.workers.at(plan, index).norm);
   });
   parallel_for(plan.shape.sequences * heads * blocks, plan.threads, [&](std::int64_t unit, int index) {
     const Sequence sequence = problem.sequence(unit / (heads * blocks));
     const std::int64_t begin = unit % blocks * parallel_block;
     if (begin >= sequence.length) return;
     const Tile rows{sequence, unit / blocks % heads, begin, std::min(begin + parallel_block, sequence.length)};
-    block_outputs(problem, rows, scratch, scratch.worker(plan, index), outputs.h);
+    block_outputs(problem, rows, scratch, scratch.workers.at(plan, index), outputs.h);
   });
   if (!outputs.last_state.C.given()) return;
   parallel_for(plan.shape.sequences * heads, plan.threads, [&](std::int64_t unit, int index) {
-    last_state(problem, problem.sequence(unit / heads), unit % heads, scratch, scratch.worker(plan, index),
+    last_state(problem, problem.sequence(unit / heads), unit % heads, scratch, scratch.workers.at(plan, index),
                outputs.last_state);
   });
   store_max_states(problem, scratch.gates, outputs.last_state.m);

@@ -3,6 +3,7 @@
 
 #include "cpu/backward.h"
 #include "cpu/outputs.h"
+#include "cpu/workers.h"
 
 namespace tfla::cpu {
 
@@ -46,11 +47,9 @@ struct ParallelScratch {
   double* column = nullptr;
   double* inflow = nullptr;
   double* outflow = nullptr;
-  Real* workers = nullptr;
-  std::int64_t worker_size = 0;
+  Workers<Worker> workers;
 
   ParallelScratch(Arena& arena, const Plan& plan);
-  [[nodiscard]] Worker worker(const Plan& plan, int index) const;
 };
 
 template <class Real>

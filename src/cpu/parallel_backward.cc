@@ -254,14 +254,14 @@ void run_parallel_backward(const Problem& problem, const BackwardTensors& tensor
       const Sequence sequence = problem.sequence(unit / (per_sequence * blocks));
       const std::int64_t begin = unit % blocks * parallel_block;
       if (begin >= sequence.length) return;
-      const auto worker = scratch.worker(plan, index);
+      const auto worker = scratch.workers.at(plan, index);
       work(ParallelGradients<Real>(problem, tensors, scratch, worker, sequence), unit / blocks % per_sequence, begin);
     });
   };
   using Gradients = ParallelGradients<Real>;
   parallel_for(plan.shape.sequences * heads, plan.threads, [&](std::int64_t unit, int index) {
     const Sequence sequence = problem.sequence(unit / heads);
-    gates_and_denominators(problem, scratch.gates, sequence, unit % heads, scratch.worker(plan, index).norm);
+    gates_and_denominators(problem, scratch.gates, sequence, unit % heads, scratch.workers.at(plan, index).norm);
   });
   if (problem.settings.exact) {
     for_blocks(heads, [](const Gradients& x, std::int64_t head, std::int64_t begin) { x.rows(head, begin); });
@@ -272,7 +272,7 @@ void run_parallel_backward(const Problem& problem, const BackwardTensors& tensor
              [](const Gradients& x, std::int64_t qk_head, std::int64_t begin) { x.column_gradients(qk_head, begin); });
   parallel_for(plan.shape.sequences * heads, plan.threads, [&](std::int64_t unit, int index) {
     const Sequence sequence = problem.sequence(unit / heads);
-    const auto worker = scratch.worker(plan, index);
+    const auto worker = scratch.workers.at(plan, index);
     Gradients(problem, tensors, scratch, worker, sequence).finish(unit % heads);
   });
 }

@@ -96,16 +96,7 @@ StepScratch<Real>::Worker::Worker(Arena& arena, const Plan& plan) {
 template <class Real>
 StepScratch<Real>::StepScratch(Arena& arena, const Plan& plan) : gates(arena, plan) {
   m_last = arena.take<double>(plan.shape.sequences * plan.shape.heads);
-  Arena one;
-  const Worker measured(one, plan);
-  worker_size = static_cast<std::int64_t>(one.used() / sizeof(Real));
-  workers = arena.take<Real>(plan.threads * worker_size);
-}
-
-template <class Real>
-typename StepScratch<Real>::Worker StepScratch<Real>::worker(const Plan& plan, int index) const {
-  Arena arena(reinterpret_cast<std::byte*>(workers + index * worker_size));
-  return Worker(arena, plan);
+  workers = Workers<Worker>(arena, plan);
 }
 
 template <class Real>
@@ -120,7 +111,7 @@ void run_step(const Problem& problem, const MutableTensorView& h, const MutableM
     Real* n = static_cast<Real*>(state.n.data) + slot * state.n.strides[0] + head * state.n.strides[1];
     Real& m = static_cast<Real*>(state.m.data)[slot * state.m.strides[0] + head * state.m.strides[1]];
     m = static_cast<Real>(token_gates(problem, problem.sequence(unit / heads), head, static_cast<double>(m), n, scratch,
-                                      scratch.worker(plan, index)));
+                                      scratch.workers.at(plan, index)));
   });
   const std::int64_t count = step_panels(plan);
   parallel_for(plan.shape.batch * heads * count, plan.threads, [&](std::int64_t unit, int index) {
@@ -129,7 +120,7 @@ void run_step(const Problem& problem, const MutableTensorView& h, const MutableM
     const Columns columns = step_columns(plan, unit % count);
     Real* C = static_cast<Real*>(state.C.data) + slot_of(row) * state.C.strides[0] + head * state.C.strides[1];
     const Matrix<Real> panel{C + columns.first, plan.shape.dqk, columns.width, state.C.strides[2]};
-    token_outputs(problem, problem.sequence(row), head, columns, panel, scratch, scratch.worker(plan, index), h);
+    token_outputs(problem, problem.sequence(row), head, columns, panel, scratch, scratch.workers.at(plan, index), h);
   });
 }
 
@@ -148,7 +139,7 @@ void run_recurrent(const Problem& problem, const MutableTensorView& h, const Mut
     return state;
   };
   parallel_for(plan.shape.sequences * heads, plan.threads, [&](std::int64_t unit, int index) {
-    const auto worker = scratch.worker(plan, index);
+    const auto worker = scratch.workers.at(plan, index);
     const Sequence sequence = problem.sequence(unit / heads);
     const std::int64_t head = unit % heads;
     const State<Real> state = start(sequence, head, {0, 0}, worker.state);
@@ -157,7 +148,7 @@ void run_recurrent(const Problem& problem, const MutableTensorView& h, const Mut
     store_state(state, MutableTensorView{}, last_state.n, sequence.index, head);
   });
   parallel_for(plan.shape.sequences * heads * count, plan.threads, [&](std::int64_t unit, int index) {
-    const auto worker = scratch.worker(plan, index);
+    const auto worker = scratch.workers.at(plan, index);
     const Sequence sequence = problem.sequence(unit / (heads * count));
     const std::int64_t head = unit / count % heads;
     const Columns columns = step_columns(plan, unit % count);

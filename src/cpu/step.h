@@ -4,6 +4,7 @@
 
 #include "cpu/denominators.h"
 #include "cpu/states.h"
+#include "cpu/workers.h"
 
 namespace tfla::cpu {
 
@@ -36,11 +37,9 @@ struct StepScratch {
 
   TokenGates<Real> gates;
   double* m_last = nullptr;  // [N,H]
-  Real* workers = nullptr;
-  std::int64_t worker_size = 0;
+  Workers<Worker> workers;
 
   StepScratch(Arena& arena, const Plan& plan);
-  [[nodiscard]] Worker worker(const Plan& plan, int index) const;
 };
 
 // `slots` may be absent: row b then uses state b.
