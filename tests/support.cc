@@ -32,10 +32,11 @@ DType stored_dtype(const std::string& tensor, const reference::Case& description
 // up the norm, each may be off by the whole unit of rounding.
 double allowed_error(const std::string& tensor, const reference::Case& description) {
   const DType dtype = stored_dtype(tensor, description);
-  double bound = reference::bound(tensor, description.regime, dtype);
-  if (description.device == Device::cuda) {
-    // There gradients of float32 gates still come from products in the dtype of q.
-    bound = std::max(bound, reference::bound(tensor, description.regime, description.shape.dtype, Device::cuda));
+  double bound = reference::bound(tensor, description.regime, dtype, description.device);
+  if (dtype != description.shape.dtype && description.device == Device::cuda) {
+    // Gradients of gates: rounded to the gates' own dtype, but on a GPU made of products in the dtype of q.
+    const double products = reference::bound(tensor, description.regime, description.shape.dtype, Device::cuda);
+    bound = std::max(reference::bound(tensor, description.regime, dtype), products);
   }
   if (dtype != DType::bfloat16 && dtype != DType::float16) return bound;
   const MlstmShape& s = description.shape;
