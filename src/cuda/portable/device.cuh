@@ -38,6 +38,25 @@ __device__ __forceinline__ T* row_of(const Rows& rows, int batch, std::int64_t t
   return static_cast<T*>(rows.data) + batch * rows.batch + token * rows.token + head * rows.head;
 }
 
+__device__ __forceinline__ double log_sigmoid(double x) { return fmin(x, 0.0) - log1p(exp(-fabs(x))); }
+
+// log f and log i of a token. A forget gate of minus infinity is a full reset: a log f this small is as good, for input
+// gates up to 1e4 in size, and keeps sums finite. NaN stays.
+template <class Real>
+__device__ __forceinline__ void log_gates(const Call<Real>& call, int batch, std::int64_t token, int head, double& f,
+                                          double& i) {
+  constexpr double least_log_forget = -3e4;
+  f = read_gate(call.f, call.f_type, batch, token, head);
+  i = read_gate(call.i, call.i_type, batch, token, head);
+  if (call.capped) {
+    f = call.cap * tanh(f / call.cap);
+    i = call.cap * tanh(i / call.cap);
+  }
+  f = log_sigmoid(f);
+  if (f < least_log_forget) f = least_log_forget;
+  if (!call.exponential) i = log_sigmoid(i);
+}
+
 // Start of a sequence on the packed axis; a dense batch is packed row after row.
 template <class Real>
 __device__ __forceinline__ std::int64_t sequence_start(const Call<Real>& call, std::int64_t index) {

@@ -7,7 +7,6 @@ namespace tfla::cuda {
 
 namespace {
 
-constexpr double least_log_forget = -3e4;  // as good as a forget gate of minus infinity
 constexpr int warp_size = 32;
 
 template <class Real>
@@ -33,8 +32,6 @@ __global__ void chunk_table_kernel(Call<Real> call) {
                          .first = static_cast<int>(first)};
 }
 
-__device__ double log_sigmoid(double x) { return fmin(x, 0.0) - log1p(exp(-fabs(x))); }
-
 template <class Op>
 __device__ double warp_scan(double value, const Op& op) {
 #pragma unroll
@@ -58,15 +55,8 @@ __global__ void chunk_scan_kernel(Call<Real> call) {
   for (int start = 0; start < chunk.length; start += warp_size) {
     const int t = start + lane;
     const bool valid = t < chunk.length;
-    double f = valid ? read_gate(call.f, call.f_type, chunk.batch, chunk.token + t, head) : 0;
-    double i = valid ? read_gate(call.i, call.i_type, chunk.batch, chunk.token + t, head) : 0;
-    if (call.capped) {
-      f = call.cap * tanh(f / call.cap);
-      i = call.cap * tanh(i / call.cap);
-    }
-    f = log_sigmoid(f);
-    if (f < least_log_forget) f = least_log_forget;
-    if (!call.exponential) i = log_sigmoid(i);
+    double f = 0, i = 0;
+    if (valid) log_gates(call, chunk.batch, chunk.token + t, head, f, i);
     const double b = total + warp_scan(valid ? f : 0.0, [](double x, double y) { return x + y; });
     const double c = valid ? i - b : -INFINITY;
     const double top = fmax(highest, warp_scan(c, [](double x, double y) { return fmax(x, y); }));

@@ -9,8 +9,6 @@ namespace {
 
 constexpr int step_threads = 256;
 
-__device__ double log_sigmoid(double x) { return fmin(x, 0.0) - log1p(exp(-fabs(x))); }
-
 // The tokens and the state of one row of the batch.
 template <class Real>
 struct Row {
@@ -47,14 +45,8 @@ __global__ void __launch_bounds__(block_threads) step_scalars_kernel(StepCall<ty
   __shared__ double parts[block_threads / 32];
   double m = *m_state;
   for (int t = 0; t < row.length; ++t) {
-    double f = read_gate(call.f, call.f_type, row.batch, row.token + t, head);
-    double i = read_gate(call.i, call.i_type, row.batch, row.token + t, head);
-    if (call.capped) {
-      f = call.cap * tanh(f / call.cap);
-      i = call.cap * tanh(i / call.cap);
-    }
-    f = fmax(log_sigmoid(f), -3e4);
-    if (!call.exponential) i = log_sigmoid(i);
+    double f, i;
+    log_gates(call, row.batch, row.token + t, head, f, i);
     const double next = call.exponential ? static_cast<double>(static_cast<Real>(fmax(f + m, i))) : 0.0;
     const auto decay = static_cast<Real>(exp(f + m - next));
     const auto weight = static_cast<Real>(exp(i - next));
