@@ -85,7 +85,7 @@ struct Call {
   Real* row_sums;     // [dqk tiles,H,tokens] q.dq
   Real* column_sums;  // [dqk tiles,H,tokens] k.dk
   Real* outflow;      // [dqk tiles,H,tokens] k.dk through the outgoing state
-  double* through;    // [numbers,H]
+  double* through;    // [numbers,H,parts] <C, dC> + <n, dn>
 
   // Tokens of all sequences, and where the vectors of (chunk, head) begin.
   __host__ __device__ std::int64_t all_tokens() const { return batch * tokens; }

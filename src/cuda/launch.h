@@ -23,6 +23,13 @@ void launch_blocks(const char* name, Kernel kernel, std::int64_t blocks, int thr
   check_launch(name);
 }
 
+// Parts in which stage dstates leaves <C, dC> of a chunk: one per warp and tile of the state.
+template <class T>
+std::int64_t through_parts(const Call<typename Config<T>::Real>& call) {
+  const auto tiles = [](std::int64_t size, std::int64_t tile) { return (size + tile - 1) / tile; };
+  return tiles(call.dqk, tile_rows) * tiles(call.dhv, Config<T>::width) * block_warps;
+}
+
 template <class Real>
 void launch_gates(const Call<Real>& call, cudaStream_t stream);
 

@@ -76,7 +76,7 @@ void carve(Arena& arena, const Plan& plan, Call<typename Config<T>::Real>& call)
   call.dn_states = arena.take<Real>(chunks * call.dqk);
   for (Real** vector : {&call.row_sums, &call.column_sums, &call.outflow})
     *vector = arena.take<Real>(dqk_tiles * vectors);
-  call.through = arena.take<double>(chunks);
+  call.through = arena.take<double>(chunks * through_parts<T>(call));
 }
 
 template <class T>
@@ -178,7 +178,7 @@ void forward_as(const MlstmForward& args, const Plan& plan, std::byte* scratch, 
   call.m_last = state_rows(args.last_state.m);
   launch_gates(call, stream);
   launch_states<T>(call, stream);
-  launch_denominators<T>(call, stream);
+  if (!is_16_bit<T>) launch_denominators<T>(call, stream);  // outputs makes its own for 16-bit types
   launch_outputs<T>(call, stream);
 }
 

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(block_threads) denominators_kernel(Call<typena
     const int t = base + lane;
     const bool valid = t < chunk.length;
     const double b = valid ? call.b[at + t] : 0, c = valid ? call.c[at + t] : 0;
-    const double m = call.exponential && valid ? b + fmax(m_start, call.top[at + t]) : 0;
+    const double m = valid ? max_state(call, at, t, m_start) : 0;
     const double u = b - m;
     const double u_above = __shfl_up_sync(0xFFFFFFFFU, u, 1);
     const double decay = exp(u - (lane == 0 ? u_last : u_above));
@@ -71,10 +71,9 @@ __global__ void __launch_bounds__(block_threads) denominators_kernel(Call<typena
       if (lane == s) qn = call.scale * sum;
     }
     if (!valid) continue;
-    const double size = fabs(qn), floor = exp(-m);
-    const double inverse = 1 / ((size < floor ? floor : size) + call.eps);
-    call.inverse[at + t] = static_cast<Real>(inverse);
-    call.slope[at + t] = size > floor ? static_cast<Real>(copysign(inverse, -qn)) : Real{0};
+    const Denominator<double> den(qn, m, call.eps);
+    call.inverse[at + t] = static_cast<Real>(den.inverse);
+    call.slope[at + t] = static_cast<Real>(den.slope);
   }
 }
 

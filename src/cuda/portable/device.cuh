@@ -1,6 +1,7 @@
 // Small device functions that several kernels share.
 #pragma once
 
+#include "cuda/arch/math.cuh"
 #include "cuda/call.h"
 #include "cuda/portable/block_gemm.cuh"
 
@@ -57,6 +58,25 @@ __device__ __forceinline__ void log_gates(const Call<Real>& call, int batch, std
   if (!call.exponential) i = log_sigmoid(i);
 }
 
+// 1 / den of a row, and the derivative of den by q.n times -1 / den.
+template <class Real>
+struct Denominator {
+  Real inverse = 1, slope = 0;
+
+  Denominator() = default;
+  __device__ Denominator(Real qn, Real m, double eps) {
+    const Real size = fabs(qn), floor = exp(-m);
+    inverse = 1 / ((size < floor ? floor : size) + static_cast<Real>(eps));
+    slope = size > floor ? copysign(inverse, -qn) : Real{0};
+  }
+};
+
+// The max state of token t of a chunk that begins with m_start.
+template <class Real>
+__device__ __forceinline__ double max_state(const Call<Real>& call, std::int64_t at, int t, double m_start) {
+  return call.exponential ? call.b[at + t] + fmax(m_start, call.top[at + t]) : 0.0;
+}
+
 // Start of a sequence on the packed axis; a dense batch is packed row after row.
 template <class Real>
 __device__ __forceinline__ std::int64_t sequence_start(const Call<Real>& call, std::int64_t index) {
@@ -73,7 +93,7 @@ __device__ __forceinline__ int chunks_of(const Call<Real>& call, std::int64_t le
 }
 
 // 2^(a + b) with a and b given as sums of two floats: the large parts cancel before anything is rounded.
-__device__ __forceinline__ float exp2_sum(float2 a, float2 b) { return exp2f((a.x + b.x) + (a.y + b.y)); }
+__device__ __forceinline__ float exp2_sum(float2 a, float2 b) { return arch::exp2((a.x + b.x) + (a.y + b.y)); }
 __device__ __forceinline__ double exp2_sum(double a, double b) { return exp2(a + b); }
 
 }  // namespace tfla::cuda

@@ -19,7 +19,8 @@ struct StatesPlan {
   static constexpr int x_size = SharedTile<T, Tile::slab, tile_rows>::size;
   static constexpr int y_size = SharedTile<T, Tile::slab, Tile::width>::size;
   static constexpr int bytes =
-      2 * (x_size + y_size) * static_cast<int>(sizeof(T)) + 2 * Tile::slab * static_cast<int>(sizeof(double));
+      2 * (x_size + y_size) * static_cast<int>(sizeof(T)) +
+      2 * Tile::slab * static_cast<int>(sizeof(typename Tile::Real) + sizeof(typename Tile::Norm));
 };
 
 // What differs between the two directions of time.
@@ -81,24 +82,6 @@ __device__ __forceinline__ typename Config<T>::Real half_lift(const typename Con
   return 1;
 }
 
-// x_t *= lift weights_t, in place, in pieces of 16 bytes. Rows past the chunk have weight 0 and hold zeros.
-template <class T>
-__device__ __forceinline__ void weigh_rows(T* x, int stride, const typename Config<T>::Real* weights,
-                                           typename Config<T>::Real lift) {
-  using Real = typename Config<T>::Real;
-  constexpr int piece = 16 / sizeof(T);
-  constexpr int pieces = tile_rows / piece;
-  for (int p = threadIdx.x; p < Config<T>::slab * pieces; p += block_threads) {
-    const Real weight = lift * weights[p / pieces];
-    auto* at = reinterpret_cast<uint4*>(x + p / pieces * stride + p % pieces * piece);
-    uint4 raw = *at;
-    T* elements = reinterpret_cast<T*>(&raw);
-#pragma unroll
-    for (int e = 0; e < piece; ++e) elements[e] = narrow<T>(weight * widen<Real>(elements[e]));
-    *at = raw;
-  }
-}
-
 template <class Real>
 __device__ __forceinline__ Real& state_element(const StateRows& rows, std::int64_t sequence, int head, std::int64_t r,
                                                std::int64_t c) {
@@ -131,6 +114,37 @@ __device__ __forceinline__ void store_chunk_state(Accumulator<T, N>& C, typename
   }
 }
 
+// <C, dC> of a tile of dC, as this warp's share, with the C that is stored at the chunk's start.
+template <class T, int N>
+__device__ __forceinline__ double state_product(Accumulator<T, N>& dC, const typename Config<T>::Stored* stored,
+                                                int row, int rows, int col, int cols, double share) {
+  using Sums = Accumulator<T, N>;
+  using Stored = typename Config<T>::Stored;
+  using Wide = typename Config<T>::Norm;
+  Wide sum = 0;
+#pragma unroll
+  for (int r = 0; r < Sums::rows; ++r) {
+    const int i = row + Sums::row_of(r);
+    if (i >= rows) continue;
+    const Stored* line = stored + static_cast<std::int64_t>(i) * cols;
+#pragma unroll
+    for (int c = 0; c < Sums::cols; c += is_16_bit<T> ? 2 : 1) {
+      const int j = col + Sums::col_of(c);
+      if (j >= cols) continue;
+      if constexpr (is_16_bit<T>) {
+        const float2 pair = arch::unpack(*reinterpret_cast<const uint32_t*>(line + j), Stored{});
+        sum += dC.at(r, c) * pair.x + dC.at(r, c + 1) * pair.y;
+      } else {
+        sum += static_cast<Wide>(dC.at(r, c)) * static_cast<Wide>(line[j]);
+      }
+    }
+  }
+  double total = share + static_cast<double>(sum);
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) total += __shfl_xor_sync(0xFFFFFFFFU, total, offset);
+  return total;
+}
+
 enum class Pass { totals, proper };
 
 // The chunks of one segment of a sequence.
@@ -158,7 +172,7 @@ __device__ __forceinline__ Real* segment_state(const Call<Real>& call, std::int6
 }
 
 template <class T, Time Direction, Pass Which>
-__global__ void __launch_bounds__(block_threads)
+__global__ void __launch_bounds__(block_threads, Config<T>::blocks + (is_16_bit<T> ? 1 : 0))
     states_kernel(Call<typename Config<T>::Real> call, int dqk_tiles, int dhv_tiles) {
   using Tile = Config<T>;
   using Real = typename Tile::Real;
@@ -169,8 +183,8 @@ __global__ void __launch_bounds__(block_threads)
   extern __shared__ __align__(16) unsigned char memory[];
   T* xs = reinterpret_cast<T*>(memory);
   T* ys = xs + 2 * Plan::x_size;
-  Real* weights = reinterpret_cast<Real*>(ys + 2 * Plan::y_size);
-  Norm* n_weights = reinterpret_cast<Norm*>(weights + Tile::slab);
+  Norm* n_weights = reinterpret_cast<Norm*>(ys + 2 * Plan::y_size);  // [2][slab]
+  Real* weights = reinterpret_cast<Real*>(n_weights + 2 * Tile::slab);
 
   std::int64_t unit = blockIdx.x;
   const int col = static_cast<int>(unit % dhv_tiles) * Tile::width;
@@ -186,6 +200,8 @@ __global__ void __launch_bounds__(block_threads)
   const Segment<Real> segment(call, sequence, index, call.chunks_per_segment);
   // An empty sequence still passes its state on.
   if (segment.low == segment.high && (index > 0 || segment.chunks > 0)) return;
+  const bool ends_sequence = Direction == Time::forward ? segment.high == segment.chunks : index == 0;
+  if (Which == Pass::totals && ends_sequence) return;  // nothing follows
 
   const int slabs_per_chunk = (call.L + Tile::slab - 1) / Tile::slab;
   int slabs = 0;
@@ -237,59 +253,95 @@ __global__ void __launch_bounds__(block_threads)
                                        row_of<T>(flow.y(), chunk.batch, chunk.token + token, head), flow.y().token,
                                        rows, col, call.dhv, flow.y().wide);
   };
-  const auto multiply = [&](int slab_index, int buffer) {
+  // The weight of this thread's token of a slab, read one slab ahead.
+  Real weight = 0;
+  Norm n_weight = 0;
+  const auto load_weights = [&](int slab_index) {
     std::int64_t number;
     int slab;
     place(slab_index, number, slab);
     const Chunk chunk = call.chunks[number];
-    const int token = slab * Tile::slab;
-    const int chunk_slabs = (chunk.length + Tile::slab - 1) / Tile::slab;
-    const bool enters_chunk = slab == (Direction == Time::forward ? 0 : chunk_slabs - 1);
-    // Weights go onto X, which is the smaller operand; n takes the unrounded keys.
-    T* x = xs + buffer * Plan::x_size;
-    const std::int64_t at = call.vector(chunk, head) + token;
-    const int rows = min(Tile::slab, chunk.length - token);
-    const double b_last = call.b[call.vector(chunk, head) + chunk.length - 1];
-    const double m_start = call.m_start[number * call.heads + head], m_end = call.m_end[number * call.heads + head];
-    if (threadIdx.x < Tile::slab) {
-      const bool valid = static_cast<int>(threadIdx.x) < rows;
-      weights[threadIdx.x] = valid ? flow.weight(at + threadIdx.x) : Real{0};
-      if (col == 0) n_weights[threadIdx.x] = valid ? flow.n_weight(at + threadIdx.x, b_last, m_end) : Norm{0};
+    const int token = slab * Tile::slab + static_cast<int>(threadIdx.x);
+    const bool valid = threadIdx.x < Tile::slab && token < chunk.length;
+    const std::int64_t at = call.vector(chunk, head);
+    weight = valid ? flow.weight(at + token) : Real{0};
+    if (col == 0 && valid) {
+      n_weight = flow.n_weight(at + token, call.b[at + chunk.length - 1], call.m_end[number * call.heads + head]);
+    } else {
+      n_weight = 0;
     }
-    if (enters_chunk) {
-      const Real decay = call.gbar[number * call.heads + head];
-      if (Which == Pass::proper) {
-        store_chunk_state(C, static_cast<Stored*>(flow.stored_C()) + call.state(number, head), row, call.dqk, col,
-                          call.padded_dhv());
-        if (carries_n) flow.store_n((number * call.heads + head) * call.dqk + n_row, n);
+  };
+  const auto enter_chunk = [&](std::int64_t number, const Chunk& chunk) {
+    const std::int64_t unit = number * call.heads + head;
+    const Real decay = call.gbar[unit];
+    if (Which == Pass::proper) {
+      store_chunk_state(C, static_cast<Stored*>(flow.stored_C()) + call.state(number, head), row, call.dqk, col,
+                        call.padded_dhv());
+      if (carries_n) flow.store_n(unit * call.dqk + n_row, n);
+      if (Direction == Time::reverse) {
+        const double share =
+            carries_n ? static_cast<double>(n) *
+                            static_cast<double>(static_cast<const Norm*>(call.n_states)[unit * call.dqk + n_row])
+                      : 0.0;
+        const double product = state_product(C, static_cast<const Stored*>(call.states) + call.state(number, head), row,
+                                             call.dqk, col, call.padded_dhv(), share);
+        const int part = (row / tile_rows * dhv_tiles + col / Tile::width) * block_warps + threadIdx.x / 32;
+        if (threadIdx.x % 32 == 0) call.through[unit * (dqk_tiles * dhv_tiles * block_warps) + part] = product;
       }
-#pragma unroll
-      for (Real& value : C.x) value *= decay;
-      n *= flow.n_decay(decay, b_last, m_start, m_end);
     }
-    __syncthreads();
+#pragma unroll
+    for (Real& value : C.x) value *= decay;
+    n *= flow.n_decay(decay, call.b[call.vector(chunk, head) + chunk.length - 1], call.m_start[unit], call.m_end[unit]);
+  };
+  // Weights go onto X, which is the smaller operand.
+  const auto multiply = [&](int buffer) {
     constexpr int stride = SharedTile<T, Tile::slab, tile_rows>::stride;
+    const T* x = xs + buffer * Plan::x_size;
+    const Real* slab_weights = weights + buffer * Tile::slab;
     if (carries_n) {
 #pragma unroll 16
       for (int t = 0; t < Tile::slab; ++t)
-        n += n_weights[t] * static_cast<Norm>(widen<Real>(x[t * stride + threadIdx.x]));
+        n += n_weights[buffer * Tile::slab + t] * static_cast<Norm>(widen<Real>(x[t * stride + threadIdx.x]));
     }
-    if (col == 0) __syncthreads();
-    const Real lift = half_lift<T>(weights);
-    weigh_rows<T>(x, stride, weights, lift);
-    __syncthreads();
+    const Real lift = half_lift<T>(slab_weights);
     if (lift != 1) {
 #pragma unroll
       for (Real& value : C.x) value *= lift;
     }
-    block_product<Order::depth_first, Order::depth_first>(C, x, stride, ys + buffer * Plan::y_size,
-                                                          SharedTile<T, Tile::slab, Tile::width>::stride, Tile::slab);
+    weighted_product(C, x, stride, ys + buffer * Plan::y_size, SharedTile<T, Tile::slab, Tile::width>::stride,
+                     Tile::slab, slab_weights, lift);
     if (lift != 1) {
 #pragma unroll
       for (Real& value : C.x) value /= lift;
     }
   };
-  pipeline(slabs, load, multiply);
+
+  if (slabs > 0) {
+    load(0, 0);
+    arch::commit_copies();
+    load_weights(0);
+  }
+  for (int index = 0; index < slabs; ++index) {
+    const int buffer = index % 2;
+    if (threadIdx.x < Tile::slab) {
+      weights[buffer * Tile::slab + threadIdx.x] = weight;
+      n_weights[buffer * Tile::slab + threadIdx.x] = n_weight;
+    }
+    arch::wait_copies<0>();
+    __syncthreads();  // the slab is there, and nobody reads the other buffer any more
+    if (index + 1 < slabs) {
+      load(index + 1, 1 - buffer);
+      load_weights(index + 1);
+    }
+    arch::commit_copies();
+    std::int64_t number;
+    int slab;
+    place(index, number, slab);
+    const Chunk chunk = call.chunks[number];
+    const int chunk_slabs = (chunk.length + Tile::slab - 1) / Tile::slab;
+    if (slab == (Direction == Time::forward ? 0 : chunk_slabs - 1)) enter_chunk(number, chunk);
+    multiply(buffer);
+  }
 
   if (Which == Pass::totals) {
     C.each([&](int, int r, int, int c, Real& value) {
@@ -299,7 +351,6 @@ __global__ void __launch_bounds__(block_threads)
     if (carries_n) own_n[n_row] = static_cast<Real>(n);
     return;
   }
-  const bool ends_sequence = Direction == Time::forward ? segment.high == segment.chunks : index == 0;
   if (!ends_sequence) return;
   const StateRows& to = flow.to_C();
   C.each([&](int, int r, int, int c, Real& value) {
