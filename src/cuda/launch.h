@@ -52,6 +52,9 @@ void launch_gradients(const Call<typename Config<T>::Real>& call, cudaStream_t s
 // The states of the recurrent formulation at the first token: the initial state, or zero.
 template <class Real>
 void launch_start_states(const StepCall<Real>& step, cudaStream_t stream);
+// The same in one launch; false where the GPU or the shape does not allow it.
+template <class T>
+bool launch_step_cluster(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream);
 template <class T>
 void launch_step(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream);
 

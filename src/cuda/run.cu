@@ -56,8 +56,8 @@ void carve(Arena& arena, const Plan& plan, Call<typename Config<T>::Real>& call)
   if (plan.formulation == Formulation::recurrent) return;
   call.chunks = arena.take<Chunk>(call.numbers);
   for (double** vector : {&call.b, &call.c, &call.top}) *vector = arena.take<double>(vectors);
-  call.u2 = arena.take<typename Call<Real>::Log>(vectors);
-  call.c2 = arena.take<typename Call<Real>::Log>(vectors);
+  call.u = arena.take<typename Call<Real>::Log>(vectors);
+  call.log_c = arena.take<typename Call<Real>::Log>(vectors);
   for (Real** vector : {&call.qbar, &call.abar, &call.slope}) *vector = arena.take<Real>(vectors);
   call.m_start = arena.take<double>(chunks);
   call.m_end = arena.take<double>(chunks);
@@ -66,8 +66,9 @@ void carve(Arena& arena, const Plan& plan, Call<typename Config<T>::Real>& call)
   call.n_states = arena.take<typename Config<T>::Norm>(chunks * call.dqk);
   call.norm_work = arena.take<double>(call.dqk > 256 ? chunks * call.dqk : 0);
   if (call.segments > 1) {
-    call.segment_states =
-        arena.take<Real>(call.sequences * call.heads * call.segments * call.dqk * (call.padded_dhv() + 1));
+    const std::int64_t rows = call.sequences * call.heads * call.segments * call.dqk;
+    call.segment_states = arena.take<Real>(rows * call.padded_dhv());
+    call.segment_norms = arena.take<typename Config<T>::Norm>(rows);
   }
   if (plan.operation != Operation::backward) return;
   const std::int64_t dqk_tiles = (call.dqk + Config<T>::width - 1) / Config<T>::width;

@@ -7,8 +7,6 @@ namespace tfla::cuda {
 
 namespace {
 
-constexpr int warp_size = 32;
-
 template <class Real>
 __global__ void chunk_table_kernel(Call<Real> call) {
   const std::int64_t number = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
@@ -30,16 +28,6 @@ __global__ void chunk_table_kernel(Call<Real> call) {
                          .length = static_cast<int>(
                              max(static_cast<std::int64_t>(0), min(static_cast<std::int64_t>(call.L), length - begin))),
                          .first = static_cast<int>(first)};
-}
-
-template <class Op>
-__device__ double warp_scan(double value, const Op& op) {
-#pragma unroll
-  for (int offset = 1; offset < warp_size; offset *= 2) {
-    const double other = __shfl_up_sync(0xFFFFFFFFU, value, offset);
-    if (threadIdx.x % warp_size >= offset) value = op(other, value);
-  }
-  return value;
 }
 
 // b, c and the running maximum of c inside a chunk: one warp per chunk and head.
@@ -120,11 +108,14 @@ __global__ void sequence_scan_kernel(Call<Real> call) {
   }
 }
 
-__device__ void split(double x, float2& to) {
+// As exp_sum takes it: float32 work in base 2, as two floats. A double has no such room, and multiplying it by log2(e)
+// would cost a digit where log f sums to thousands.
+__device__ void as_exponent(double x, float2& to) {
+  x *= log2_e;
   const auto high = static_cast<float>(x);
   to = {high, isfinite(high) ? static_cast<float>(x - high) : 0.0F};
 }
-__device__ void split(double x, double& to) { to = x; }
+__device__ void as_exponent(double x, double& to) { to = x; }
 
 // The vectors that matrix kernels read: one thread per token and head.
 template <class Real>
@@ -137,11 +128,11 @@ __global__ void gate_vectors_kernel(Call<Real> call) {
   const double m_start = call.m_start[unit], m_end = call.m_end[unit];
   const double b_last = call.b[at + chunk.length - 1];
   for (int t = threadIdx.x; t < chunk.length; t += blockDim.x) {
-    const double b = call.b[at + t], c = call.c[at + t];
-    const double m = call.exponential ? b + fmax(m_start, call.top[at + t]) : 0.0;
-    split((b - m) * log2_e, call.u2[at + t]);
-    split(c * log2_e, call.c2[at + t]);
-    call.qbar[at + t] = static_cast<Real>(exp(b - m + m_start));
+    const double c = call.c[at + t];
+    const double u = row_exponent(call, at, t, m_start);
+    as_exponent(u, call.u[at + t]);
+    as_exponent(c, call.log_c[at + t]);
+    call.qbar[at + t] = static_cast<Real>(exp(u + m_start));
     call.abar[at + t] = static_cast<Real>(exp(b_last + c - m_end));
   }
   if (threadIdx.x == 0) call.gbar[unit] = static_cast<Real>(exp(b_last + m_start - m_end));

@@ -258,7 +258,8 @@ __global__ void gate_gradients_kernel(Call<Real> call, int parts, int through_pa
     for (int part = 0; part < parts; ++part) sum += static_cast<double>(sums[part * part_size + at + t]);
     return sum;
   };
-  // What passes through the chunk from its first state to its last, gbar (<C, dC> + <n, dn>), and what leaves it.
+  // What passes through the chunk, and what leaves it. Where a chunk follows, half of `through` is <C, dC> at the end
+  // of this one, which has the outflow in it.
   double through = 0, all_outflow = 0;
   for (int part = lane; part < through_parts; part += 32) through += call.through[unit * through_parts + part];
   for (int t = lane; t < chunk.length; t += 32) all_outflow += gather(call.outflow, t);
@@ -267,7 +268,9 @@ __global__ void gate_gradients_kernel(Call<Real> call, int parts, int through_pa
     through += __shfl_xor_sync(0xFFFFFFFFU, through, offset);
     all_outflow += __shfl_xor_sync(0xFFFFFFFFU, all_outflow, offset);
   }
-  const double passing = static_cast<double>(call.gbar[unit]) * through + all_outflow;
+  const std::int64_t next = unit / call.heads + 1;
+  const bool has_next = next < call.numbers && call.chunks[next].length > 0 && call.chunks[next].first == chunk.first;
+  const double passing = through + (has_next ? 0.5 : 1.0) * all_outflow;
 
   // Walking backwards, `later` holds sum_{s > t} (row - column - outflow), so that passing + later + ... is dlogf.
   double later = 0;

@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks)
         Denominator<Real> den;
         if (call.normalized) {
           qn[r] += Scores::over_row(part[r]);
-          den = {qn[r], static_cast<Real>(max_state(call, at, t, m_start)), call.eps};
+          den = {qn[r], static_cast<Real>(call.b[at + t] - row_exponent(call, at, t, m_start)), call.eps};
         }
         inverse[r] = den.inverse;
         if (tile == 0 && threadIdx.x % Scores::lanes == 0 && Scores::row_of(r) < rows) {

@@ -57,17 +57,33 @@ struct Workspace {
       : a(reinterpret_cast<T*>(memory)), b(a + 2 * a_size), p(b + 2 * b_size) {}
 };
 
-// float16 data meets bfloat16 states: both have 16 bits, so the tile is converted where it lies.
+// float16 data meets bfloat16 states: every float16 is the sum of two bfloat16, the first written where the number
+// lies, the second into `rest`.
 template <class T, class E>
-__device__ __forceinline__ void convert_tile(T* tile, int stride) {
+__device__ __forceinline__ void convert_tile(T* tile, T* rest, int stride) {
   if constexpr (!std::is_same_v<T, E>) {
     __syncthreads();
-    for (int e = threadIdx.x; e < tile_rows * Config<T>::slab; e += block_threads) {
-      T& x = tile[e / Config<T>::slab * stride + e % Config<T>::slab];
-      reinterpret_cast<E&>(x) = narrow<E>(to_float(x));
+    for (int e = threadIdx.x * 2; e < tile_rows * Config<T>::slab; e += block_threads * 2) {
+      const int at = e / Config<T>::slab * stride + e % Config<T>::slab;
+      auto& pair = *reinterpret_cast<uint32_t*>(tile + at);
+      split<E>(arch::unpack(pair, T{}), pair, *reinterpret_cast<uint32_t*>(rest + at));
     }
     __syncthreads();
   }
+}
+
+// acc += A B with A a tile of rows, in the type E of B. P is not in use yet while a product with states runs.
+template <class T, class E, Order B, int N>
+__device__ __forceinline__ void converted_product(Accumulator<T, N>& acc, const Workspace<T>& space, int buffer,
+                                                  int b_stride) {
+  using Space = Workspace<T>;
+  static_assert(Space::a_size <= Space::p_terms * Space::p_size);
+  constexpr int terms = std::is_same_v<T, E> ? 1 : 2;
+  T* a = space.a + buffer * Space::a_size;
+  convert_tile<T, E>(a, space.p, Space::a_stride);
+  block_product<Order::depth_last, B, terms>(acc, reinterpret_cast<const E*>(a), Space::a_stride,
+                                             reinterpret_cast<const E*>(space.b + buffer * Space::b_size), b_stride,
+                                             Config<T>::slab, static_cast<int>(space.p - a));
 }
 
 // Products, as loads and multiplications of one slab of their depth.
@@ -88,11 +104,7 @@ struct RowsByRows {
                              slab * Tile::slab, y.cols, y.wide);
   }
   __device__ void multiply(Accumulator<T, N>& acc, const Space& space, int, int buffer) const {
-    T* a = space.a + buffer * Space::a_size;
-    convert_tile<T, E>(a, Space::a_stride);
-    block_product<Order::depth_last, Order::depth_last>(acc, reinterpret_cast<const E*>(a), Space::a_stride,
-                                                        reinterpret_cast<const E*>(space.b + buffer * Space::b_size),
-                                                        Space::a_stride, Tile::slab);
+    converted_product<T, E, Order::depth_last>(acc, space, buffer, Space::a_stride);
   }
 };
 
@@ -112,11 +124,7 @@ struct RowsByColumns {
                                        y.data + depth * y.stride, y.stride, y.rows - depth, 0, y.cols, y.wide);
   }
   __device__ void multiply(Accumulator<T, Tile::width>& acc, const Space& space, int, int buffer) const {
-    T* a = space.a + buffer * Space::a_size;
-    convert_tile<T, E>(a, Space::a_stride);
-    block_product<Order::depth_last, Order::depth_first>(acc, reinterpret_cast<const E*>(a), Space::a_stride,
-                                                         reinterpret_cast<const E*>(space.b + buffer * Space::b_size),
-                                                         Space::n_stride, Tile::slab);
+    converted_product<T, E, Order::depth_first>(acc, space, buffer, Space::n_stride);
   }
 };
 
@@ -182,7 +190,7 @@ struct RowTerms {
   Real addend[Accumulator<T, tile_rows>::rows] = {};
 };
 
-// S = D . (factor S + addend) in one square of a chunk, D_tj = exp2(u_t + c_j); zero, not multiplied by it, above the
+// S = D . (factor S + addend) in one square of a chunk, D_tj = exp(u_t + c_j); zero, not multiplied by it, above the
 // diagonal and outside the chunk, where S may be anything. `at`: where the vectors of chunk and head begin.
 template <class T>
 __device__ __forceinline__ void gate_square(Accumulator<T, tile_rows>& S, const Call<typename Config<T>::Real>& call,
@@ -196,17 +204,17 @@ __device__ __forceinline__ void gate_square(Accumulator<T, tile_rows>& S, const 
   for (int r = 0; r < Square::rows; ++r) {
     const int t = row + Square::row_of(r);
     const bool inside = t < chunk.length;
-    u[r] = call.u2[at + (inside ? t : row)];
+    u[r] = call.u[at + (inside ? t : row)];
     last_seen[r] = inside ? t - col : -1;
   }
   const int columns = chunk.length - col;
 #pragma unroll
   for (int c = 0; c < Square::cols; ++c) {
     const int j = Square::col_of(c);
-    const auto c2 = call.c2[at + col + min(j, columns - 1)];
+    const auto log_c = call.log_c[at + col + min(j, columns - 1)];
 #pragma unroll
     for (int r = 0; r < Square::rows; ++r) {
-      const Real gated = (S.at(r, c) * terms.factor[r] + terms.addend[r]) * exp2_sum(u[r], c2);
+      const Real gated = (S.at(r, c) * terms.factor[r] + terms.addend[r]) * exp_sum(u[r], log_c);
       S.at(r, c) = j <= last_seen[r] ? gated : Real{0};
     }
   }

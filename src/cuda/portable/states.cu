@@ -164,11 +164,17 @@ struct Segment {
   }
 };
 
-// Where the state of a segment lies among the totals: C, then n.
+// Where the C and n of a segment lie among the totals.
 template <class Real>
 __device__ __forceinline__ Real* segment_state(const Call<Real>& call, std::int64_t sequence, int head, int segment) {
-  const std::int64_t size = static_cast<std::int64_t>(call.dqk) * (call.padded_dhv() + 1);
+  const std::int64_t size = static_cast<std::int64_t>(call.dqk) * call.padded_dhv();
   return call.segment_states + ((sequence * call.heads + head) * call.segments + segment) * size;
+}
+template <class T>
+__device__ __forceinline__ typename Config<T>::Norm* segment_norm(const Call<typename Config<T>::Real>& call,
+                                                                  std::int64_t sequence, int head, int segment) {
+  return static_cast<typename Config<T>::Norm*>(call.segment_norms) +
+         ((sequence * call.heads + head) * call.segments + segment) * call.dqk;
 }
 
 template <class T, Time Direction, Pass Which>
@@ -216,7 +222,7 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks + (is_16_bit<
   const bool carries_n = col == 0 && threadIdx.x < tile_rows && n_row < call.dqk;
   Norm n = 0;
   Real* own = call.segments > 1 ? segment_state(call, sequence, head, index) : nullptr;
-  Real* own_n = own == nullptr ? nullptr : own + static_cast<std::int64_t>(call.dqk) * call.padded_dhv();
+  Norm* own_n = own == nullptr ? nullptr : segment_norm<T>(call, sequence, head, index);
   if (Which == Pass::proper) {
     const StateRows& from = flow.from_C();
     const StateRows& from_n = flow.from_n();
@@ -271,6 +277,17 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks + (is_16_bit<
       n_weight = 0;
     }
   };
+  // This warp's share of <C, dC> + <n, dn>, with the C and n stored for the start of a chunk.
+  const auto product_with = [&](std::int64_t number) {
+    const std::int64_t unit = number * call.heads + head;
+    double share = 0;
+    if (carries_n) {
+      share = static_cast<double>(n) *
+              static_cast<double>(static_cast<const Norm*>(call.n_states)[unit * call.dqk + n_row]);
+    }
+    return state_product(C, static_cast<const Stored*>(call.states) + call.state(number, head), row, call.dqk, col,
+                         call.padded_dhv(), share);
+  };
   const auto enter_chunk = [&](std::int64_t number, const Chunk& chunk) {
     const std::int64_t unit = number * call.heads + head;
     const Real decay = call.gbar[unit];
@@ -279,12 +296,12 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks + (is_16_bit<
                         call.padded_dhv());
       if (carries_n) flow.store_n(unit * call.dqk + n_row, n);
       if (Direction == Time::reverse) {
-        const double share =
-            carries_n ? static_cast<double>(n) *
-                            static_cast<double>(static_cast<const Norm*>(call.n_states)[unit * call.dqk + n_row])
-                      : 0.0;
-        const double product = state_product(C, static_cast<const Stored*>(call.states) + call.state(number, head), row,
-                                             call.dqk, col, call.padded_dhv(), share);
+        // dlogf needs <C, dC> at the end of the chunk. gbar <C at its start, dC> and what the chunk adds is one way to
+        // have it, <C at the start of the next chunk, dC> another. Both C are rounded, each in its own way: the mean
+        // is closer.
+        const bool has_next = number + 1 < segment.first + segment.chunks;
+        const double decayed = product_with(number) * static_cast<double>(decay);
+        const double product = has_next ? 0.5 * (decayed + product_with(number + 1)) : decayed;
         const int part = (row / tile_rows * dhv_tiles + col / Tile::width) * block_warps + threadIdx.x / 32;
         if (threadIdx.x % 32 == 0) call.through[unit * (dqk_tiles * dhv_tiles * block_warps) + part] = product;
       }
@@ -348,7 +365,7 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks + (is_16_bit<
       if (row + r < call.dqk && col + c < call.padded_dhv())
         own[static_cast<std::int64_t>(row + r) * call.padded_dhv() + col + c] = value;
     });
-    if (carries_n) own_n[n_row] = static_cast<Real>(n);
+    if (carries_n) own_n[n_row] = n;
     return;
   }
   if (!ends_sequence) return;
@@ -370,34 +387,45 @@ __global__ void __launch_bounds__(block_threads)
   const int head = static_cast<int>(unit % call.heads);
   const std::int64_t sequence = unit / call.heads;
   const Flow<T, Direction> flow{call, head};
-  __shared__ Real decays[largest_segments];
+  using Norm = typename Config<T>::Norm;
+  __shared__ Norm decays[largest_segments];
   if (threadIdx.x < call.segments) {
     const Segment<Real> segment(call, sequence, threadIdx.x, call.chunks_per_segment);
-    Real decay = 1;
-    for (int x = segment.low; x < segment.high; ++x) decay *= call.gbar[(segment.first + x) * call.heads + head];
+    Norm decay = 1;
+    for (int x = segment.low; x < segment.high; ++x) {
+      const std::int64_t unit = (segment.first + x) * call.heads + head;
+      const Chunk chunk = call.chunks[segment.first + x];
+      const double b_last = call.b[call.vector(chunk, head) + chunk.length - 1];
+      decay *= flow.n_decay(call.gbar[unit], b_last, call.m_start[unit], call.m_end[unit]);
+    }
     decays[threadIdx.x] = decay;
   }
   __syncthreads();
   const std::int64_t element = blockIdx.x % element_blocks * static_cast<std::int64_t>(block_threads) + threadIdx.x;
   const std::int64_t matrix = static_cast<std::int64_t>(call.dqk) * call.padded_dhv();
   if (element >= matrix + call.dqk) return;
-  Real running = 0;
-  if (element >= matrix) {
-    if (flow.from_n().data != nullptr)
-      running = state_element<Real>(flow.from_n(), sequence, head, 0, element - matrix);
-  } else if (element % call.padded_dhv() < call.dhv && flow.from_C().data != nullptr) {
-    running =
-        state_element<Real>(flow.from_C(), sequence, head, element / call.padded_dhv(), element % call.padded_dhv());
-  }
   const Segment<Real> whole(call, sequence, 0, call.chunks_per_segment);
   const int used = (whole.chunks + call.chunks_per_segment - 1) / call.chunks_per_segment;
-  if (used == 0) segment_state(call, sequence, head, 0)[element] = running;
-  for (int s = 0; s < used; ++s) {
-    const int index = Direction == Time::forward ? s : used - 1 - s;
-    Real& total = segment_state(call, sequence, head, index)[element];
-    const Real sum = total;
-    total = running;
-    running = decays[index] * running + sum;
+  // totals(segment) is replaced by the sum of those before it, each decayed by what lies between.
+  const auto scan = [&](auto running, const auto& totals) {
+    if (used == 0) totals(0) = running;
+    for (int s = 0; s < used; ++s) {
+      const int index = Direction == Time::forward ? s : used - 1 - s;
+      const auto sum = totals(index);
+      totals(index) = running;
+      running = static_cast<decltype(running)>(decays[index]) * running + sum;
+    }
+  };
+  if (element >= matrix) {
+    const std::int64_t r = element - matrix;
+    Norm first = 0;
+    if (flow.from_n().data != nullptr) first = state_element<Real>(flow.from_n(), sequence, head, 0, r);
+    scan(first, [&](int index) -> Norm& { return segment_norm<T>(call, sequence, head, index)[r]; });
+  } else {
+    const std::int64_t r = element / call.padded_dhv(), c = element % call.padded_dhv();
+    Real first = 0;
+    if (c < call.dhv && flow.from_C().data != nullptr) first = state_element<Real>(flow.from_C(), sequence, head, r, c);
+    scan(first, [&](int index) -> Real& { return segment_state(call, sequence, head, index)[element]; });
   }
 }
 
