@@ -52,7 +52,8 @@ double allowed_error(const std::string& tensor, const reference::Case& descripti
   // On tensor cores the forget gate's gradients share the error of one rounded state per chunk and head. Few of those
   // make a relative error that scatters: for four, one in forty lies above three times its usual size (F distribution).
   constexpr std::int64_t few_states = 16;
-  const std::int64_t chunk = description.options.chunk_size > 0 ? description.options.chunk_size : std::max<std::int64_t>(s.longest, 1);
+  const std::int64_t chunk =
+      description.options.chunk_size > 0 ? description.options.chunk_size : std::max<std::int64_t>(s.longest, 1);
   const bool parallel = description.options.formulation == Formulation::parallel;
   const std::int64_t states = s.sequences * s.heads * (parallel ? 1 : std::max<std::int64_t>(s.longest / chunk, 1));
   if (tensor == "df" && on_tensor_cores && states < few_states) bound *= 3;
@@ -71,6 +72,15 @@ const char* short_name(DType dtype) {
 }
 
 }  // namespace
+
+std::string why_unavailable(Device device) {
+  try {
+    static_cast<void>(plan(Operation::forward, MlstmShape{}, {}, {.device = device}));
+    return {};
+  } catch (const Unavailable& reason) {
+    return reason.what();
+  }
+}
 
 Outputs outputs(const MlstmForward& args) {
   return given_only({{"h", args.h}, {"C", args.last_state.C}, {"n", args.last_state.n}, {"m", args.last_state.m}});
@@ -257,6 +267,7 @@ std::string label(const reference::Case& c) {
   if (o.exact_normalizer_grad) text += "_exact";
   if (o.soft_cap) text += "_cap";
   if (o.qk_scale) text += "_scale";
+  if (o.keep_states) text += "_keep";
   if (c.device == Device::cuda) text += "_cuda";
   if (c.seed != 1) text += "_seed" + std::to_string(c.seed);
   return text;

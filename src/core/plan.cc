@@ -165,6 +165,7 @@ Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions&
             .shape = shape,
             .compute = shape.dtype == DType::float64 ? DType::float64 : DType::float32,
             .threads = execution.threads > 0 ? execution.threads : cpu::default_threads()};
+  plan.keeps_states = options.keep_states && plan.device == Device::cuda && plan.formulation != Formulation::recurrent;
   if (plan.formulation == Formulation::recurrent) {
     plan.tile = plan.chunk = 1;
     plan.span = std::max<std::int64_t>(shape.longest, 1);
@@ -174,6 +175,7 @@ Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions&
   }
   check_countable(plan);
   plan.scratch_bytes = plan.device == Device::cuda ? cuda::scratch_bytes(plan) : cpu::scratch_bytes(plan);
+  if (plan.keeps_states) plan.saved_bytes = cuda::saved_bytes(plan);
   const Cost work = cost(plan);
   plan.flops = work.flops;
   plan.useful_flops = work.useful_flops;
@@ -200,9 +202,9 @@ const char* text(Formulation formulation) {
 }
 
 std::string cuda_kernels(const Plan& plan) {
-  if (plan.formulation == Formulation::recurrent) return "portable step";
+  if (plan.formulation == Formulation::recurrent) return "step (clusters on sm_90 and newer, else portable)";
   if (plan.operation == Operation::forward) return "portable gates, states, outputs";
-  return "portable gates, states, rows, dstates, gradients";
+  return plan.keeps_states ? "portable gates, dstates, gradients" : "portable gates, states, rows, dstates, gradients";
 }
 
 std::string kernels(const Plan& plan) {
@@ -272,6 +274,7 @@ std::string describe(const Plan& plan) {
   }
   line("scratch", fmt::format("{} bytes ({:.1f} % of the call's tensors)", plan.scratch_bytes,
                               tensors > 0 ? 100.0 * static_cast<double>(plan.scratch_bytes) / tensors : 0.0));
+  if (plan.keeps_states) line("saved", fmt::format("{} bytes, from forward to backward", plan.saved_bytes));
   line("FLOPs", fmt::format("{:.4g} executed, {:.4g} useful", plan.flops, plan.useful_flops));
   line("bytes", fmt::format("{:.4g} moved at least ({:.1f} FLOPs per byte)", plan.bytes,
                             plan.bytes > 0 ? plan.useful_flops / plan.bytes : 0.0));

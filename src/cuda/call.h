@@ -25,8 +25,8 @@ struct StateRows {
   std::int64_t row = 0;
 };
 
-// One chunk of one sequence. Chunks are numbered over all sequences; sequence s owns the numbers from packed / L + s
-// on, at least as many as it has chunks. Unused numbers have length 0.
+// One chunk of one sequence. Chunks are numbered over all sequences; a sequence owns at least as many numbers as it has
+// chunks, and unused ones have length 0.
 struct Chunk {
   std::int64_t token;   // first token, in its row of the batch
   std::int64_t packed;  // tokens of all sequences before that token
@@ -48,6 +48,7 @@ struct Call {
   int qk_heads, heads, group;  // group = heads / qk_heads
   int dqk, dhv;
   int L;                             // chunk size
+  int chunks_per_row;                // one sequence per row of the batch: its chunks; 0: packed sequences
   int segments, chunks_per_segment;  // of a sequence, in stage states
   bool exponential, normalized, exact, capped;
   double eps, scale, cap;

@@ -102,6 +102,12 @@ __device__ __forceinline__ std::int64_t sequence_start(const Call<Real>& call, s
   return start < 0 ? 0 : start > call.tokens ? call.tokens : start;
 }
 
+// Number of the first chunk of a sequence.
+template <class Real>
+__device__ __forceinline__ std::int64_t first_chunk(const Call<Real>& call, std::int64_t sequence) {
+  return call.chunks_per_row > 0 ? sequence * call.chunks_per_row : sequence_start(call, sequence) / call.L + sequence;
+}
+
 template <class Real>
 __device__ __forceinline__ int chunks_of(const Call<Real>& call, std::int64_t length) {
   return static_cast<int>((length + call.L - 1) / call.L);

@@ -14,11 +14,11 @@ __global__ void chunk_table_kernel(Call<Real> call) {
   std::int64_t low = 0, high = call.sequences;  // the owner is in [low, high)
   while (high - low > 1) {
     const std::int64_t middle = (low + high) / 2;
-    (sequence_start(call, middle) / call.L + middle <= number ? low : high) = middle;
+    (first_chunk(call, middle) <= number ? low : high) = middle;
   }
   const std::int64_t start = sequence_start(call, low);
   const std::int64_t length = max(sequence_start(call, low + 1) - start, static_cast<std::int64_t>(0));
-  const std::int64_t first = start / call.L + low;
+  const std::int64_t first = first_chunk(call, low);
   const std::int64_t begin = (number - first) * call.L;
   const bool dense = call.cu_seqlens == nullptr;
   call.chunks[number] = {.token = dense ? begin : start + begin,
@@ -69,7 +69,7 @@ __global__ void sequence_scan_kernel(Call<Real> call) {
   const int lane = threadIdx.x % warp_size;
   const std::int64_t start = sequence_start(call, sequence);
   const int count = chunks_of(call, max(sequence_start(call, sequence + 1) - start, static_cast<std::int64_t>(0)));
-  const std::int64_t first = start / call.L + sequence;
+  const std::int64_t first = first_chunk(call, sequence);
   double m = 0;
   if (call.m0.data != nullptr) {
     const std::int64_t at = sequence * call.m0.sequence + head * call.m0.head;
@@ -120,7 +120,7 @@ __device__ void as_exponent(double x, double& to) { to = x; }
 // The vectors that matrix kernels read: one thread per token and head.
 template <class Real>
 __global__ void gate_vectors_kernel(Call<Real> call) {
-  const std::int64_t unit = blockIdx.x;
+  const unsigned unit = blockIdx.x;
   const Chunk chunk = call.chunks[unit / call.heads];
   const int head = static_cast<int>(unit % call.heads);
   if (chunk.length == 0) return;

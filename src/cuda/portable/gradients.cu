@@ -22,7 +22,7 @@ struct Place {
 
   template <class Real>
   __device__ Place(const Call<Real>& call, int row_tiles, int column_tiles, int heads) {
-    std::int64_t unit = blockIdx.x;
+    unsigned unit = blockIdx.x;  // a division in 64 bits takes a hundred instructions
     tile = static_cast<int>(unit % column_tiles);
     unit /= column_tiles;
     first = static_cast<int>(unit % row_tiles) * tile_rows;

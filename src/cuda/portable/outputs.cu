@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks)
   extern __shared__ __align__(16) unsigned char memory[];
   Stream<T> stream{Workspace<T>(memory)};
 
-  std::int64_t unit = blockIdx.x;
+  unsigned unit = blockIdx.x;
   const int blocks_across = Want == Wanted::outputs ? dhv_tiles : 1;
   const int block_across = static_cast<int>(unit % blocks_across);
   unit /= blocks_across;

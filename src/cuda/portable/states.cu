@@ -158,7 +158,7 @@ struct Segment {
     const std::int64_t start = sequence_start(call, sequence);
     const std::int64_t length = max(sequence_start(call, sequence + 1) - start, static_cast<std::int64_t>(0));
     chunks = chunks_of(call, length);
-    first = start / call.L + sequence;
+    first = first_chunk(call, sequence);
     low = min(index * chunks_per_segment, chunks);
     high = min(low + chunks_per_segment, chunks);
   }
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks + (is_16_bit<
   Norm* n_weights = reinterpret_cast<Norm*>(ys + 2 * Plan::y_size);  // [2][slab]
   Real* weights = reinterpret_cast<Real*>(n_weights + 2 * Tile::slab);
 
-  std::int64_t unit = blockIdx.x;
+  unsigned unit = blockIdx.x;
   const int col = static_cast<int>(unit % dhv_tiles) * Tile::width;
   unit /= dhv_tiles;
   const int row = static_cast<int>(unit % dqk_tiles) * tile_rows;

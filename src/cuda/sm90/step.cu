@@ -79,7 +79,7 @@ struct StepTile {
 
 template <class T, class Tile>
 __global__ void __launch_bounds__(step_threads, sizeof(typename Config<T>::Real) == 4 ? Tile::blocks : 1)
-    step_cluster_kernel(StepCall<typename Config<T>::Real> step, int column_tiles, bool wide) {
+    step_cluster_kernel(StepCall<typename Config<T>::Real> step, int column_tiles) {
   using Real = typename Config<T>::Real;
   constexpr int piece = Piece<Real>::size;
   constexpr int ColumnGroups = Tile::column_groups;
@@ -88,14 +88,13 @@ __global__ void __launch_bounds__(step_threads, sizeof(typename Config<T>::Real)
   constexpr int ahead = Tile::ahead;
   const Call<Real>& call = step.call;
   const int tile = static_cast<int>(blockIdx.x % column_tiles);
-  const std::int64_t unit = blockIdx.x / column_tiles;
+  const unsigned unit = blockIdx.x / column_tiles;
   const int head = static_cast<int>(unit % call.heads);
   const Row<Real> row(step, unit / call.heads);
   // The host cannot see slots: a bad one is left alone, by all blocks of the cluster.
   if (row.slot < 0 || row.slot >= step.states) return;
   const int column = tile * width + threadIdx.x % ColumnGroups * piece;
-  const int count = max(0, min(piece, call.dhv - column));
-  const int rows = count > 0 ? call.dqk : 0;
+  const int rows = column < call.dhv ? call.dqk : 0;
   const int first = threadIdx.x / ColumnGroups;
   constexpr int most_parts = step_threads / (ColumnGroups > 32 ? ColumnGroups : 32);
   Real* C = static_cast<Real*>(step.C.data) + row.slot * step.C.sequence + head * step.C.head + column;
@@ -113,7 +112,7 @@ __global__ void __launch_bounds__(step_threads, sizeof(typename Config<T>::Real)
       for (int x = 0; x < ahead; ++x) {
         const int r = base + x * row_groups;
         if (r >= rows) continue;
-        coming[x].load(C + r * step.C.row, count, wide);
+        coming[x].load(C + r * step.C.row, piece, true);
         coming_q[x] = q[r];
         coming_k[x] = k[r];
       }
@@ -125,7 +124,7 @@ __global__ void __launch_bounds__(step_threads, sizeof(typename Config<T>::Real)
     }
     Real value[piece], out[piece] = {};
 #pragma unroll
-    for (int e = 0; e < piece; ++e) value[e] = e < count ? widen<Real>(v[e]) : Real{0};
+    for (int e = 0; e < piece; ++e) value[e] = rows > 0 ? widen<Real>(v[e]) : Real{0};
     __syncthreads();
     arch::cluster_arrive_relaxed();  // this block has read n and m
     const TokenScalars<Real> own = scalars;
@@ -148,7 +147,7 @@ __global__ void __launch_bounds__(step_threads, sizeof(typename Config<T>::Real)
           here[x].x[e] = own.decay * here[x].x[e] + input[x] * value[e];
           out[e] += query[x] * here[x].x[e];
         }
-        here[x].store(C + r * step.C.row, count, wide);
+        here[x].store(C + r * step.C.row, piece, true);
       }
     }
     // Sums over the rows: inside the warp where it has several, then over the parts.
@@ -210,7 +209,7 @@ bool launch(const StepCall<typename Config<T>::Real>& step, int most, cudaStream
   config.stream = stream;
   config.attrs = &cluster;
   config.numAttrs = 1;
-  check(cudaLaunchKernelEx(&config, kernel, step, tiles, state_is_wide(step)), "step_cluster");
+  check(cudaLaunchKernelEx(&config, kernel, step, tiles), "step_cluster");
   return true;
 }
 
@@ -219,14 +218,14 @@ bool launch(const StepCall<typename Config<T>::Real>& step, int most, cudaStream
 template <class T>
 bool launch_step_cluster(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream) {
   const int capability = compute_capability();
-  if (capability < 90) return false;
+  if (capability < 90 || !state_is_wide(step)) return false;
   // Few states: narrow tiles, for more blocks.
   constexpr std::int64_t few = 32;
   const bool hopper = capability == 90;
   if (step.call.sequences * step.call.heads <= few &&
       launch<StepTile<8, 3, 3>, T>(step, hopper ? most_blocks_hopper : most_blocks, stream))
     return true;
-  return launch<StepTile<64, 3, 3>, T>(step, most_blocks, stream);
+  return launch<StepTile<64, 2, 4>, T>(step, most_blocks, stream);
 }
 
 #define TFLA_INSTANTIATE(T) \
