@@ -6,7 +6,8 @@
 #include <cmath>
 
 #include "core/checks.h"
-#include "core/cost.h"
+#include "core/cost/cpu_time.h"
+#include "core/cost/plan_cost.h"
 #include "core/validate.h"
 #include "cpu/run.h"
 #include "cpu/states.h"
@@ -28,14 +29,9 @@ double state_bytes(const Plan& plan) {
 // Stored states may take this share of the memory of the call's own tensors.
 constexpr double state_share = 0.20;
 
-// Tokens of a tile. Work inside the tile grows with it, 2 (dqk + dhv) operations per token and column; the passes over
-// the state, dqk dhv elements, are shared by its tokens. Their balance is a tile of sqrt(c dqk dhv / (dqk + dhv)). c =
-// 24 fits an EPYC 9004 core with AVX-512 and with AVX2 kernels (docs/cpu.md); below 32 the products are too small.
+// Tokens of a tile, by the cost model.
 std::int64_t choose_tile(const MlstmShape& shape) {
-  const auto dqk = static_cast<double>(shape.dqk);
-  const auto dhv = static_cast<double>(shape.dhv);
-  const double balance = std::sqrt(24.0 * dqk * dhv / (dqk + dhv));
-  return std::clamp<std::int64_t>(std::lround(balance / 16) * 16, 32, 128);
+  return best_cpu_tile({.dqk = static_cast<double>(shape.dqk), .dhv = static_cast<double>(shape.dhv)});
 }
 
 // Whether one thread works through a whole sequence with the state in its cache (fused), or spans of it go to
