@@ -106,7 +106,7 @@ nlohmann::ordered_json rows(std::int64_t tokens, std::int64_t heads, std::int64_
 
 // Every tile length, a state stored at each.
 nlohmann::ordered_json tile_lengths(int rounds) {
-  constexpr std::int64_t tokens = 768;
+  constexpr std::int64_t tokens = 4096;  // more than caches hold, as in use
   nlohmann::ordered_json out = nlohmann::ordered_json::array();
   for (const auto& [dqk, dhv] : head_dims) {
     std::vector<Ranges> ranges;
@@ -116,18 +116,20 @@ nlohmann::ordered_json tile_lengths(int rounds) {
   return out;
 }
 
-// Every chunk size a caller may ask for, at the tile that the plan makes of it, and the plan's own.
+// Every chunk size a caller may ask for, at the tile that the plan makes of it, and the plan's own: the benchmark shapes,
+// planned for two threads.
 nlohmann::ordered_json chunk_sizes(int rounds) {
-  constexpr std::int64_t tokens = 8192;
+  constexpr std::int64_t tokens = 8192, heads = 4;
   nlohmann::ordered_json out = nlohmann::ordered_json::array();
   for (const auto& [dqk, dhv] : {std::pair<std::int64_t, std::int64_t>{64, 64}, {128, 256}, {256, 512}}) {
-    const MlstmShape shape{.tokens = tokens, .dqk = dqk, .dhv = dhv, .longest = tokens};
+    const MlstmShape shape{
+        .tokens = tokens, .qk_heads = heads, .heads = heads, .dqk = dqk, .dhv = dhv, .longest = tokens};
     std::vector<Ranges> ranges;
     for (const std::int64_t chunk : {0, 64, 128, 256, 512, 1024, 2048, 4096}) {
-      const Plan p = plan(Operation::backward, shape, {.chunk_size = chunk}, {.threads = 1});
+      const Plan p = plan(Operation::backward, shape, {.chunk_size = chunk}, {.threads = 2});
       ranges.push_back({p.tile, p.chunk});
     }
-    nlohmann::ordered_json measured = rows(tokens, 1, dqk, dhv, ranges, rounds);
+    nlohmann::ordered_json measured = rows(tokens, heads, dqk, dhv, ranges, rounds);
     for (std::size_t x = 0; x < measured.size(); ++x) {
       measured[x]["default"] = x == 0;
       out.push_back(measured[x]);

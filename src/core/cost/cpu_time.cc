@@ -15,7 +15,7 @@ namespace {
 
 const CpuRates& rates_of(Pass pass) { return pass == Pass::forward ? cpu_forward_rates : cpu_backward_rates; }
 
-constexpr double item = 4;  // arithmetic is float32 unless the tensors are float64, which costs twice throughout
+constexpr double item = 4;  // arithmetic is float32, unless the tensors are float64, which costs twice throughout
 
 }  // namespace
 
@@ -23,20 +23,15 @@ Polynomial cpu_tile_seconds(Pass pass, const HeadDims& dims) {
   const CpuRates& rates = rates_of(pass);
   const analysis::Products needed = analysis::products(pass, Formulation::chunkwise);
   const double state = dims.dqk * dims.dhv;
-  return {.constant = (rates.state + rates.stored) * state * item,
-          .linear = rates.flop * 2 * needed.state * state + rates.token * (dims.dqk + dims.dhv) * item,
+  return {.constant = rates.state * state * item,
+          .linear = rates.flop * 2 * needed.state * state + rates.row,
           // Whole squares: what lies above the diagonal is computed and set to zero.
           .quadratic = rates.flop * 2 * (needed.square_qk * dims.dqk + needed.square_hv * dims.dhv) + rates.square};
 }
 
 double cpu_seconds(Pass pass, const HeadDims& dims, double tokens, double tile, double chunk) {
-  const CpuRates& rates = rates_of(pass);
-  const double state = dims.dqk * dims.dhv;
-  const double per_tile = cpu_tile_seconds(pass, dims)(tile);
-  if (pass == Pass::forward) return tokens / tile * per_tile;  // stores no states
-  const double stored_less = rates.stored * state * item * (tokens / tile - tokens / chunk);
-  const double rebuilt = rates.flop * 2 * state * tokens * (1 - tile / chunk);
-  return tokens / tile * per_tile - stored_less + rebuilt;
+  const double rebuilt = pass == Pass::backward ? 1 - tile / chunk : 0;
+  return tokens * (cpu_tile_seconds(pass, dims)(tile) / tile + rebuilt * rates_of(pass).flop * 2 * dims.dqk * dims.dhv);
 }
 
 std::int64_t best_cpu_tile(const HeadDims& dims) {
