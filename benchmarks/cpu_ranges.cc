@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <ctime>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -138,6 +139,27 @@ nlohmann::ordered_json chunk_sizes(int rounds) {
   return out;
 }
 
+// What the core can do at best: one large product, one copy between buffers far larger than its caches.
+nlohmann::ordered_json ceilings(int rounds) {
+  constexpr std::int64_t size = 1024, bytes = std::int64_t{256} << 20;
+  std::vector<float> a(size * size, 1.5F), b(size * size, 0.5F), c(size * size);
+  const std::vector<char> from(bytes, 1);
+  std::vector<char> to(bytes);
+  double product_seconds = 1e9;
+  double copy_seconds = 1e9;
+  for (int round = 0; round < rounds + 1; ++round) {
+    double begin = cpu_seconds();
+    cpu::product(cpu::dense(c.data(), size, size), cpu::dense<const float>(a.data(), size, size),
+                 cpu::dense<const float>(b.data(), size, size), 0.0F);
+    product_seconds = std::min(product_seconds, cpu_seconds() - begin);
+    begin = cpu_seconds();
+    std::memcpy(to.data(), from.data(), from.size());
+    copy_seconds = std::min(copy_seconds, cpu_seconds() - begin);
+  }
+  return {{"flops_per_second", 2.0 * size * size * size / product_seconds},
+          {"bytes_per_second", 2.0 * bytes / copy_seconds}};
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -149,6 +171,7 @@ int main(int argc, char** argv) {
   nlohmann::ordered_json report = cli::describe_run(Device::cpu, 1);
   report["blas"] = cpu::blas_name();
   report["rounds"] = rounds;
+  report["ceilings"] = ceilings(rounds);
   report["tiles"] = tile_lengths(rounds);
   report["chunks"] = chunk_sizes(rounds);
   std::ofstream file(argv[1]);

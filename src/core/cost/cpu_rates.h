@@ -11,7 +11,7 @@ struct CpuRates {
   double row;     // per token: gates
 };
 
-inline constexpr CpuRates cpu_forward_rates = {1.026e-11, 1.470e-10, 1.008e-11, 1.426e-07};
-inline constexpr CpuRates cpu_backward_rates = {9.441e-12, 2.721e-10, 2.273e-10, 2.799e-07};
+inline constexpr CpuRates cpu_forward_rates = {1.105e-11, 0.000e+00, 3.345e-12, 1.485e-07};
+inline constexpr CpuRates cpu_backward_rates = {1.086e-11, 1.088e-10, 2.466e-10, 2.630e-07};
 
 }  // namespace tfla
