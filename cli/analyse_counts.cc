@@ -61,13 +61,13 @@ Sheet term_sheet(const std::string& file, const std::string& title, const Analys
                                         name(model.formulation),
                                         name(model.gate),
                                         term.name,
-                                        csv_number(term.count.constant),
-                                        csv_number(term.count.linear),
-                                        csv_number(term.count.quadratic),
+                                        csv_count(term.count.constant),
+                                        csv_count(term.count.linear),
+                                        csv_count(term.count.quadratic),
                                         unit_text(model, options),
-                                        csv_number(term.count(x)),
-                                        csv_number(term.products(x))};
-      if (printed != nullptr) cells.push_back(has_printed ? csv_number(simplified[row].count(x)) : "");
+                                        csv_count(term.count(x)),
+                                        csv_count(term.products(x))};
+      if (printed != nullptr) cells.push_back(has_printed ? csv_count(simplified[row].count(x)) : "");
       sheet.rows.push_back(cells);
     }
   });
@@ -82,10 +82,10 @@ Sheet total_sheet(const std::string& file, const std::string& title, const Analy
   for_models(options, [&](const Model& model) {
     const double x = analysis::unit(model.formulation, options.workload.tokens, options.chunk);
     const double exact = analysis::total(analysis::sum(count(model)), x, options.workload);
-    std::vector<std::string> cells = {pass_name(model.pass), name(model.formulation), name(model.gate), csv_number(exact)};
+    std::vector<std::string> cells = {pass_name(model.pass), name(model.formulation), name(model.gate), csv_count(exact)};
     if (model.pass == Pass::forward) {
       const double paper = analysis::total(printed(model), x, options.workload);
-      cells.push_back(csv_number(paper));
+      cells.push_back(csv_count(paper));
       cells.push_back(fmt::format("{:.5f}", paper / exact));
     } else {
       cells.insert(cells.end(), {"", ""});

@@ -141,6 +141,25 @@ Gain gain(const std::vector<Row>& rows, const Normalizer& normalizer, double m, 
   return result;
 }
 
+// One forget gate near 5 and a few input gates, for a person.
+Sheet summary(const Sheet& map, const std::vector<double>& forget_gates, const std::vector<double>& input_gates) {
+  const double f = *std::min_element(forget_gates.begin(), forget_gates.end(),
+                                     [](double a, double b) { return std::abs(a - 5) < std::abs(b - 5); });
+  Sheet sheet{.name = {},
+              .columns = map.columns,
+              .title = fmt::format(
+                  "Gain at forget gate {}, T {}, dqk = dhv = {}, before the norm and after it by its epsilon", f, tokens,
+                  dim)};
+  constexpr std::size_t shown = 5;
+  const std::size_t step = (input_gates.size() + shown - 1) / shown;
+  for (const auto& row : map.rows) {
+    for (std::size_t x = 0; x < input_gates.size(); x += step) {
+      if (row[2] == csv_number(f) && row[3] == csv_number(input_gates[x])) sheet.rows.push_back(row);
+    }
+  }
+  return sheet;
+}
+
 }  // namespace
 
 std::vector<Sheet> analyse_transfer(const AnalyseOptions& options) {
@@ -169,14 +188,7 @@ std::vector<Sheet> analyse_transfer(const AnalyseOptions& options) {
     }
   }
   progress.finish();
-  Sheet summary{.name = {},
-                .columns = map.columns,
-                .title = "Gain at forget gate 5, T 512, dqk = dhv = 128, before and after the norm by its epsilon"};
-  for (const auto& row : map.rows) {
-    const double i = std::stod(row[3]);
-    if (row[2] == csv_number(5) && std::fmod(i, 4) == 0) summary.rows.push_back(row);
-  }
-  return {summary, map};
+  return {summary(map, forget_gates, input_gates), map};
 }
 
 }  // namespace tfla::cli

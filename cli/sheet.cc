@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <utility>
@@ -27,13 +28,17 @@ bool write_file(const fs::path& path, const Sheet& sheet) {
   throw UsageError(fmt::format("tfla: --out was '{}'; it must be a folder that can be written", path));
 }
 
-bool is_number(const std::string& text) {
-  return !text.empty() && text.find_first_not_of("0123456789+-.e") == std::string::npos;
+// Nothing but numbers and gaps: such a column is aligned to the right.
+bool holds_numbers(const Sheet& sheet, std::size_t column) {
+  return std::all_of(sheet.rows.begin(), sheet.rows.end(), [column](const auto& row) {
+    return row[column].find_first_not_of("0123456789+-.e") == std::string::npos;
+  });
 }
 
 }  // namespace
 
 std::string csv_number(double value) { return fmt::format("{:.6g}", value); }
+std::string csv_count(double value) { return fmt::format("{:.15g}", value); }
 
 std::string to_text(const std::vector<Sheet>& sheets) {
   std::string out;
@@ -41,8 +46,7 @@ std::string to_text(const std::vector<Sheet>& sheets) {
     if (sheet.title.empty()) continue;
     std::vector<Column> columns;
     for (std::size_t x = 0; x < sheet.columns.size(); ++x) {
-      const bool number = !sheet.rows.empty() && is_number(sheet.rows.back()[x]);
-      columns.push_back({sheet.columns[x], number ? Align::right : Align::left});
+      columns.push_back({sheet.columns[x], holds_numbers(sheet, x) ? Align::right : Align::left});
     }
     Table table(columns);
     for (const auto& row : sheet.rows) {
@@ -72,15 +76,22 @@ SheetFolder::~SheetFolder() {
 void SheetFolder::write(std::vector<Sheet> sheets) {
   if (path_.empty()) return;
   std::erase_if(sheets, [](const Sheet& sheet) { return sheet.name.empty(); });
-  const auto part = [this](const Sheet& sheet) { return fs::path(path_) / (sheet.name + ".csv.part"); };
+  const auto target = [this](const Sheet& sheet) { return fs::path(path_) / (sheet.name + ".csv"); };
+  const auto part = [&target](const Sheet& sheet) { return target(sheet).concat(".part"); };
   bool written = true;
-  for (const Sheet& sheet : sheets) written = written && write_file(part(sheet), sheet);
   std::error_code error;
   for (const Sheet& sheet : sheets) {
-    if (written) fs::rename(part(sheet), fs::path(path_) / (sheet.name + ".csv"), error);
-    if (!written || error) fs::remove(part(sheet), error);
+    const bool replaceable = !fs::exists(target(sheet), error) || fs::is_regular_file(target(sheet), error);
+    written = written && replaceable && write_file(part(sheet), sheet);
   }
-  if (!written || error) refuse_folder(path_);
+  for (const Sheet& sheet : sheets) {
+    if (written) fs::rename(part(sheet), target(sheet), error);
+    written = written && !error;
+  }
+  if (!written) {
+    for (const Sheet& sheet : sheets) fs::remove(part(sheet), error);
+    refuse_folder(path_);
+  }
   created_ = false;
 }
 

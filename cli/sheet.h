@@ -15,6 +15,8 @@ struct Sheet {
 
 // A number with as many digits as a plot or a comparison can use.
 [[nodiscard]] std::string csv_number(double value);
+// A count in full.
+[[nodiscard]] std::string csv_count(double value);
 
 [[nodiscard]] std::string to_text(const std::vector<Sheet>& sheets);
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from .data import Sheet
-from .style import CAUSAL_STYLE, chunk_axis, panels, powers_axis, save
+from .style import CAUSAL_STYLE, chunk_axis, legend_below, panels, powers_axis, save
 
 
 def formulations(curves: Sheet, stem: Path) -> None:
@@ -17,18 +17,19 @@ def formulations(curves: Sheet, stem: Path) -> None:
         dqk = panel.values("dqk")[0]
         for causal, style in CAUSAL_STYLE.items():
             part = panel.where(causal=causal)
-            label = rf"$F_\mathrm{{causal}}$ = {causal}"
+            label = rf"chunkwise, $F_\mathrm{{causal}}$ = {causal}"
             axis.plot(part.column("chunk"), part.column("chunkwise"), style, color="tab:blue", label=label)
             axis.axhline(part.column("parallel")[0], linestyle=style, color="tab:red", alpha=0.8)
         axis.axhline(panel.column("recurrent")[0], color="tab:green")
         axis.set_yscale("log")
         axis.set_title(f"$d_{{qk}}$ = {dqk}, $d_{{hv}}$ = {dhv}")
-        chunk_axis(axis, 0, 13, 2)
+        chunk_axis(axis, 1, 13, 3)
+        axis.set_xlim(1, 8192)
     axes[0].set_ylabel("FLOPs (one head, $T$ = 8192)")
     axes[0].plot([], [], color="tab:red", label="fully parallel")
     axes[0].plot([], [], color="tab:green", label="recurrent")
-    axes[0].legend(title="chunkwise", loc="upper left")
-    save(figure, stem)
+    legend_below(figure, axes[0])
+    save(figure, stem, tight=False)
 
 
 def flop_optimal(curves: Sheet, stem: Path) -> None:

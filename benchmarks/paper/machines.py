@@ -8,7 +8,7 @@ import numpy as np
 from .data import Sheet
 from matplotlib.axes import Axes
 from .measured import Series
-from .style import CAUSAL_STYLE, MACHINE_COLOR, chunk_axis, panels, powers_axis, save
+from .style import CAUSAL_STYLE, MACHINE_COLOR, chunk_axis, legend_below, panels, plain_ticks, powers_axis, save
 
 PAPER_MACHINES = ("V100", "A100", "H100", "B200")
 
@@ -26,7 +26,7 @@ def runtime(curves: Sheet, points: Series | None, stem: Path) -> None:
     axis.plot([], [], "o", color="gray", markersize=4, label="best chunk")
     if points is not None:
         axis.plot(points.chunk, points.milliseconds, "k*-", linewidth=0.8, label=points.label)
-    axis.set_yscale("log")
+    plain_ticks(axis, [0.5, 1, 2, 5, 10, 20])
     axis.set_ylabel("runtime in ms")
     chunk_axis(axis, 4, 13)
     axis.legend(ncol=2)
@@ -42,7 +42,7 @@ def intensity(curves: Sheet, machines: Sheet, stem: Path) -> None:
         for machine in PAPER_MACHINES:
             level = machines.where(accelerator=machine).column("intensity")[0]
             axis.axhline(level, linestyle=":", color=MACHINE_COLOR[machine], linewidth=1.2)
-            above = machine != "B200"  # so near to H100 that its name goes below the line
+            above = machine in ("A100", "H100")  # the others are close below them
             axis.text(17, level * (1.04 if above else 0.96), machine, color=MACHINE_COLOR[machine], fontsize=7,
                       va="bottom" if above else "top")  # fmt: skip
         axis.set_yscale("log")
@@ -67,16 +67,17 @@ def roofline(points: Sheet, machines: Sheet, gpu: Series | None, cpu: list[Serie
     for chunk in (16, 64, 256, 1024, 4096):
         at = points.where(accelerator="H100", chunk=chunk).column("intensity")[0]
         left.axvline(at, color="gray", linewidth=0.7, linestyle=":")
-        left.text(at, 2.2e13, f"$L$={chunk}", rotation=90, fontsize=7, ha="right", va="bottom", color="dimgray")
+        left.text(at, 3.6e15, f"$L$={chunk}", rotation=90, fontsize=7, ha="right", va="top", color="dimgray")
     if gpu is not None:
         left.plot(gpu.intensity, gpu.flops_per_second, "k*", label=gpu.label)
-    left.set_ylim(1e13, 2e15)
+    left.set_ylim(1e13, 4e15)
     left.set_title("mLSTMsig forward, $d_{hv}$ = 512")
     left.legend(loc="lower right")
     ceiling = cpu[0]
     draw_roof(right, "this core", ceiling.peak_flops, ceiling.peak_bandwidth, "tab:brown", (1, 300))
     for series, marker in zip(cpu, "os^v", strict=False):
         right.plot(series.intensity, series.flops_per_second, marker, markersize=4, label=series.label)
+    right.set_ylim(1e10, 2e11)
     right.set_title("our kernels on one CPU core, float32")
     right.legend(loc="lower right")
     for axis in (left, right):
@@ -105,7 +106,7 @@ def rates(curves: Sheet, points: Series | None, stem: Path) -> None:
         right.plot(points.chunk, points.milliseconds, "k*-", linewidth=0.8, label=points.label)
     left.set_ylabel("TFLOP/s")
     right.set_ylabel("runtime in ms")
-    right.set_yscale("log")
+    plain_ticks(right, [1, 2, 3, 5, 10])
     for axis in (left, right):
         chunk_axis(axis, 4, 13)
     left.legend()
@@ -130,8 +131,8 @@ def over_head_dim(curves: Sheet, flop_optimal: Sheet, stem: Path) -> None:
         axis.set_xticks([64, 512, 1024, 1536, 2048])
         powers_axis(axis, [4, 16, 64, 256, 1024])
     axes[0].set_ylabel(r"$L_\mathrm{opt,Runtime}$")
-    axes[1].legend(loc="lower right")
-    save(figure, stem)
+    legend_below(figure, axes[0])
+    save(figure, stem, tight=False)
 
 
 def over_intensity(curves: Sheet, machines: Sheet, stem: Path) -> None:
@@ -139,12 +140,11 @@ def over_intensity(curves: Sheet, machines: Sheet, stem: Path) -> None:
     for dhv in curves.values("dhv"):
         part = curves.where(dhv=float(dhv))
         axis.plot(part.column("intensity"), part.column("chunk"), label=f"$d_{{hv}}$ = {dhv}")
-    top = curves.column("chunk").max()
     for machine in (*PAPER_MACHINES, "H200"):
         level = machines.where(accelerator=machine).column("intensity")[0]
         axis.axvline(level, linestyle=":", color=MACHINE_COLOR[machine], linewidth=1.2)
         right = machine == "H100"  # B200 is just to the left of it
-        axis.text(level, top, machine, rotation=90, fontsize=7, va="top", ha="left" if right else "right",
+        axis.text(level, 15, machine, rotation=90, fontsize=7, va="bottom", ha="left" if right else "right",
                   color=MACHINE_COLOR[machine])  # fmt: skip
     axis.set_xlabel(r"accelerator intensity $I_\mathrm{acc}$ in FLOP/byte")
     axis.set_ylabel(r"$L_\mathrm{opt,Runtime}$")
@@ -162,8 +162,9 @@ def predicted(series: list[Series], stem: Path) -> None:
         if one.default is not None:
             axis.plot(*one.default, "o", color="tab:red", fillstyle="none", markersize=9, label="plan's default")
         axis.set_title(one.label)
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(0, 1.15 * max(one.milliseconds.max(), one.predicted.max()))
         chunk_axis(axis, 5, 12)
+        axis.set_xlim(26, 5000)
     axes[0].set_ylabel("forward + backward in ms")
     axes[0].legend(loc="lower right")
     save(figure, stem)

@@ -56,6 +56,20 @@ def powers_axis(axis: Axes, ticks: Sequence[int]) -> None:
     axis.set_yticks(ticks, [str(tick) for tick in ticks])
 
 
+def legend_below(figure: Figure, axis: Axes) -> None:
+    """One legend for all panels, where it hides nothing."""
+    figure.tight_layout(rect=(0, 0.08, 1, 1))
+    handles, labels = axis.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncol=len(labels), frameon=False)
+
+
+def plain_ticks(axis: Axes, ticks: Sequence[float]) -> None:
+    """A logarithmic axis with numbers a person would choose."""
+    axis.set_yscale("log")
+    axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.minorticks_off()
+
+
 def save(figure: Figure, stem: Path, tight: bool = True) -> None:
     if tight:
         figure.tight_layout()

@@ -174,5 +174,72 @@ TEST(ChunkSizeSmall, TheoreticalRuntimeIsThePapersEquation) {
   }
 }
 
+// ---------------------------------------------------------------- the plan on a CPU
+
+nlohmann::json stored_measurements() {
+  std::ifstream file(TFLA_SOURCE_DIR "/docs/benchmarks/cpu_ranges.json");
+  return nlohmann::json::parse(file);
+}
+
+double training_seconds(const nlohmann::json& row, const char* kind) {
+  return row.at(std::string("forward_") + kind).get<double>() + row.at(std::string("backward_") + kind).get<double>();
+}
+
+// The constants in the code, the stored fit and its predictions are one and the same.
+TEST(CpuRangesSmall, RatesAreTheStoredFit) {
+  const nlohmann::json report = stored_measurements();
+  const struct {
+    const char* name;
+    Pass pass;
+    CpuRates rates;
+  } passes[] = {{"forward", Pass::forward, cpu_forward_rates}, {"backward", Pass::backward, cpu_backward_rates}};
+  for (const auto& [name, pass, rates] : passes) {
+    const nlohmann::json& fitted = report.at("rates").at(name);
+    EXPECT_EQ(rates.flop, fitted.at("flop").get<double>());
+    EXPECT_EQ(rates.square, fitted.at("square").get<double>());
+    EXPECT_EQ(rates.state, fitted.at("state").get<double>());
+    EXPECT_EQ(rates.row, fitted.at("row").get<double>());
+    for (const char* kind : {"tiles", "chunks"}) {
+      for (const nlohmann::json& row : report.at(kind)) {
+        const HeadDims dims{row.at("dqk"), row.at("dhv")};
+        const double tokens = row.at("tokens").get<double>() * row.at("heads").get<double>();
+        const double expected = row.at(std::string(name) + "_predicted");
+        EXPECT_NEAR(cpu_seconds(pass, dims, tokens, row.at("tile"), row.at("chunk")) / expected, 1, 1e-9);
+      }
+    }
+  }
+}
+
+// On the stored measurements: the plan still chooses what was measured as its default, and that is within 5 % of the
+// best chunk size from 64 to 4,096; its tile is within 5 % of the best one that the plan may choose.
+TEST(CpuRangesSmall, DefaultsAreWithinFivePercentOfTheBest) {
+  const nlohmann::json report = stored_measurements();
+  int judged = 0;
+  for (const nlohmann::json& own : report.at("chunks")) {
+    if (!own.at("default").get<bool>()) continue;
+    MlstmShape shape{.tokens = own.at("tokens"), .dqk = own.at("dqk"), .dhv = own.at("dhv")};
+    shape.heads = shape.qk_heads = own.at("heads");
+    shape.longest = shape.tokens;
+    const Plan chosen = plan(Operation::backward, shape, {}, {.threads = 2});
+    EXPECT_EQ(chosen.chunk, own.at("chunk").get<std::int64_t>()) << describe(chosen);
+    EXPECT_EQ(chosen.tile, own.at("tile").get<std::int64_t>()) << describe(chosen);
+    for (const nlohmann::json& row : report.at("chunks")) {
+      if (row.at("dqk") != own.at("dqk") || row.at("dhv") != own.at("dhv")) continue;
+      EXPECT_LE(training_seconds(own, "seconds"), 1.05 * training_seconds(row, "seconds")) << row;
+      ++judged;
+    }
+  }
+  EXPECT_GE(judged, 3 * 8);
+  for (const nlohmann::json& row : report.at("tiles")) {
+    const std::int64_t tile = best_cpu_tile({row.at("dqk"), row.at("dhv")});
+    if (row.at("tile").get<std::int64_t>() != tile) continue;
+    for (const nlohmann::json& other : report.at("tiles")) {
+      if (other.at("dqk") != row.at("dqk") || other.at("dhv") != row.at("dhv")) continue;
+      if (other.at("tile").get<std::int64_t>() < 32) continue;
+      EXPECT_LE(training_seconds(row, "seconds"), 1.05 * training_seconds(other, "seconds")) << row << other;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tfla::analysis
