@@ -19,14 +19,15 @@ from paper.model import Workload, chunkwise
 from program import Program, seconds
 
 ROOT = Path(__file__).resolve().parent.parent
-CHUNKS = (64, 128, 256, 512, 1024, 2048, 4096)
+CHUNKS = (0, 64, 128, 256, 512, 1024, 2048, 4096)  # 0: the plan's default
 # The paper's two workloads of 65,536 tokens.
 WORKLOADS = (Workload(8, 8192, 16, 128, 256), Workload(8, 8192, 8, 256, 512))
+QUICK_WORKLOADS = (Workload(1, 512, 2, 16, 32),)
 STATE_BYTES = 2  # C and dC are stored in bfloat16 for 16-bit tensors
 
 EXAMPLES = """examples:
   benchmarks/chunk_sizes.py --tfla build/cuda/tfla                 on the GPU of this machine
-  benchmarks/chunk_sizes.py --device cpu --out /tmp/chunks.json    to see that it works
+  benchmarks/chunk_sizes.py --device cpu --quick --out /tmp/chunks.json    to see that it works
 """
 
 
@@ -37,22 +38,22 @@ def device_name(device: str, report: dict[str, Any]) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[0].strip()
 
 
-def measure(program: Program, device: str, dtype: str) -> dict[str, Any]:
+def measure(program: Program, device: str, dtype: str, workloads: tuple[Workload, ...]) -> dict[str, Any]:
     report: dict[str, Any] = {}
     rows = []
-    for workload in WORKLOADS:
+    for workload in workloads:
         for operation, passes in (("forward", ["forward"]), ("training", ["forward", "backward"])):
             flops, moved = chunkwise(program.path, workload, "exp", passes, STATE_BYTES)
-            for chunk in CHUNKS:
-                print(f"chunk_sizes: {operation}, {workload}, chunk {chunk}", file=sys.stderr, flush=True)
+            for asked in CHUNKS:
+                print(f"chunk_sizes: {operation}, {workload}, chunk {asked}", file=sys.stderr, flush=True)
                 options = ["--device", device, "--op", operation, "--dtype", dtype, "--shape", str(workload)]
-                content = program.bench(*options, "--chunk", str(chunk))
+                content = program.bench(*options, "--chunk", str(asked))
                 report = report or {key: content[key] for key in ("tfla", "date", "cpu", "compiler")}
                 (row,) = content["sequences"]
+                chunk = row["plans"][-1]["chunk"]
                 counts = {"flops": flops.total(workload, chunk), "bytes": moved.total(workload, chunk)}
-                rows.append(
-                    {"operation": operation} | asdict(workload) | {"chunk": chunk, "seconds": seconds(row)} | counts
-                )
+                taken = {"chunk": chunk, "default": asked == 0, "seconds": seconds(row)}
+                rows.append({"operation": operation} | asdict(workload) | taken | counts)
     return report | {"device": device, "name": device_name(device, report), "dtype": dtype, "rows": rows}
 
 
@@ -69,6 +70,22 @@ def add_fit(report: dict[str, Any]) -> None:
             row["predicted"] = float(cost @ found)
 
 
+def verdicts(report: dict[str, Any]) -> list[str]:
+    """Where the plan's default stands among what was measured, and what the model would choose."""
+    lines = []
+    keys = [(row["operation"], row["dqk"], row["dhv"]) for row in report["rows"]]
+    for key in dict.fromkeys(keys):
+        rows = [row for row, own in zip(report["rows"], keys, strict=True) if own == key]
+        best, model = (min(rows, key=lambda row: row[by]) for by in ("seconds", "predicted"))
+        (own,) = (row for row in rows if row["default"])
+        operation, dqk, dhv = key
+        lines.append(
+            f"{operation} {dqk}/{dhv}: best measured {best['chunk']}, best by the model {model['chunk']}, the plan's "
+            f"{own['chunk']} is {own['seconds'] / best['seconds'] - 1:+.1%} from the best"
+        )
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -76,17 +93,18 @@ def main() -> None:
     parser.add_argument("--tfla", type=Path, default=ROOT / "build/release/tfla", help="the program (%(default)s)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="(%(default)s)")
     parser.add_argument("--dtype", default="bfloat16", help="(%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="one small workload")
     parser.add_argument("--threads", type=int, default=0, help="cpu: threads (default: every core)")
-    parser.add_argument("--min-time", type=float, default=0.5, help="seconds per measurement (%(default)s)")
     parser.add_argument("--out", type=Path, help="(docs/benchmarks/chunk_sizes_DEVICE.json)")
     arguments = parser.parse_args()
     if not arguments.tfla.is_file():
         parser.error(f"--tfla was {arguments.tfla}; build it first with make, or name the program")
     out = arguments.out or ROOT / f"docs/benchmarks/chunk_sizes_{arguments.device}.json"
-    report = measure(Program(arguments.tfla, arguments.threads, arguments.min_time), arguments.device, arguments.dtype)
+    program = Program(arguments.tfla, arguments.threads, 0.01 if arguments.quick else 0.5)
+    report = measure(program, arguments.device, arguments.dtype, QUICK_WORKLOADS if arguments.quick else WORKLOADS)
     add_fit(report)
     out.write_text(json.dumps(report, indent=1) + "\n")
-    print(f"written: {out}")
+    print("\n".join([*verdicts(report), f"written: {out}"]))
 
 
 if __name__ == "__main__":

@@ -74,13 +74,11 @@ std::vector<Times> measure(reference::Problem& problem, const std::vector<Ranges
   for (int round = 0; round < rounds; ++round) {
     for (std::size_t x = 0; x < ranges.size(); ++x) {
       best[x].forward = std::min(best[x].forward,
-                                 seconds(problem.forward(), ranges[x], [](auto& args, auto& chosen, auto memory) {
-                                   forward(args, chosen, memory);
-                                 }));
-      best[x].backward = std::min(best[x].backward,
-                                  seconds(problem.backward(), ranges[x], [](auto& args, auto& chosen, auto memory) {
-                                    backward(args, chosen, memory);
-                                  }));
+                                 seconds(problem.forward(), ranges[x],
+                                         [](auto& args, auto& chosen, auto memory) { forward(args, chosen, memory); }));
+      best[x].backward = std::min(
+          best[x].backward, seconds(problem.backward(), ranges[x],
+                                    [](auto& args, auto& chosen, auto memory) { backward(args, chosen, memory); }));
     }
   }
   return best;
@@ -117,8 +115,8 @@ nlohmann::ordered_json tile_lengths(int rounds) {
   return out;
 }
 
-// Every chunk size a caller may ask for, at the tile that the plan makes of it, and the plan's own: the benchmark shapes,
-// planned for two threads.
+// Every chunk size a caller may ask for, at the tile that the plan makes of it, and the plan's own: the benchmark
+// shapes, planned for two threads.
 nlohmann::ordered_json chunk_sizes(int rounds) {
   constexpr std::int64_t tokens = 8192, heads = 4;
   nlohmann::ordered_json out = nlohmann::ordered_json::array();

@@ -151,15 +151,15 @@ Command add_analyse(CLI::App& program) {
     commands.push_back(app->add_subcommand(subject.name, subject.help));
     add_subject_options(*commands.back(), subject, *options);
   }
-  return {app, [commands, options]() -> int {
-            std::vector<std::string> names;
-            for (std::size_t x = 0; x < commands.size(); ++x) {
-              if (commands[x]->parsed()) return analyse(subjects[x], *options);
-              names.emplace_back(subjects[x].name);
-            }
-            throw UsageError(
-                fmt::format("tfla: analyse was given no subject; it takes one of {}", fmt::join(names, ", ")));
-          }};
+  return {
+      app, [commands, options]() -> int {
+        std::vector<std::string> names;
+        for (std::size_t x = 0; x < commands.size(); ++x) {
+          if (commands[x]->parsed()) return analyse(subjects[x], *options);
+          names.emplace_back(subjects[x].name);
+        }
+        throw UsageError(fmt::format("tfla: analyse was given no subject; it takes one of {}", fmt::join(names, ", ")));
+      }};
 }
 
 }  // namespace tfla::cli

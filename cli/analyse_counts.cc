@@ -82,7 +82,8 @@ Sheet total_sheet(const std::string& file, const std::string& title, const Analy
   for_models(options, [&](const Model& model) {
     const double x = analysis::unit(model.formulation, options.workload.tokens, options.chunk);
     const double exact = analysis::total(analysis::sum(count(model)), x, options.workload);
-    std::vector<std::string> cells = {pass_name(model.pass), name(model.formulation), name(model.gate), csv_count(exact)};
+    std::vector<std::string> cells = {pass_name(model.pass), name(model.formulation), name(model.gate),
+                                      csv_count(exact)};
     if (model.pass == Pass::forward) {
       const double paper = analysis::total(printed(model), x, options.workload);
       cells.push_back(csv_count(paper));
@@ -119,10 +120,9 @@ Sheet gate_sheet(const AnalyseOptions& options) {
           model.gate = InputGate::sigmoid;
           return 100 * (with / count(model)(x) - 1);
         };
-        sheet.rows.push_back({name(formulation), csv_number(dim),
-                              formulation == Formulation::chunkwise ? csv_number(chunk) : "",
-                              fmt::format("{:.3f}", more(analysis::printed_flops)),
-                              fmt::format("{:.3f}", more(analysis::flops))});
+        sheet.rows.push_back(
+            {name(formulation), csv_number(dim), formulation == Formulation::chunkwise ? csv_number(chunk) : "",
+             fmt::format("{:.3f}", more(analysis::printed_flops)), fmt::format("{:.3f}", more(analysis::flops))});
       }
     }
   }
@@ -172,8 +172,8 @@ std::vector<Sheet> analyse_flops(const AnalyseOptions& options) {
 }
 
 std::vector<Sheet> analyse_bytes(const AnalyseOptions& options) {
-  return {term_sheet("bytes_terms", "Bytes moved per head and unit: constant + linear x", options,
-                     analysis::byte_terms, nullptr),
+  return {term_sheet("bytes_terms", "Bytes moved per head and unit: constant + linear x", options, analysis::byte_terms,
+                     nullptr),
           total_sheet("bytes_totals", "Bytes of the whole call, " + size_text(options), options, analysis::byte_terms,
                       analysis::printed_bytes)};
 }

@@ -77,11 +77,10 @@ Sheet best_sheet(const AnalyseOptions& options) {
         const auto seconds = [&](double x) { return analysis::runtime(flops(x) / x, bytes(x) / x, machine).sum(); };
         constexpr double longest = 1e6;
         const bool in_paper = pass == Pass::forward && gate == InputGate::sigmoid;
-        const double paper = analysis::printed_runtime_optimal_chunk(
-            options.dims.dhv, options.pqk(), options.causal, options.state_bytes, machine.intensity());
+        const double paper = analysis::printed_runtime_optimal_chunk(options.dims.dhv, options.pqk(), options.causal,
+                                                                     options.state_bytes, machine.intensity());
         sheet.rows.push_back({machine.name, pass == Pass::forward ? "forward" : "backward", name(gate),
-                              number(analysis::best_chunk(flops)),
-                              number(analysis::best_chunk(flops, bytes, machine)),
+                              number(analysis::best_chunk(flops)), number(analysis::best_chunk(flops, bytes, machine)),
                               number(analysis::minimize(seconds, 1, longest)),
                               number(analysis::best_chunk_overlapped(flops, bytes, machine)),
                               in_paper ? number(paper) : ""});
@@ -110,10 +109,10 @@ Sheet runtime_optimal_curves(const AnalyseOptions& options) {
     for (const double state_bytes : {4.0, 2.0}) {
       for (const double causal : {0.5, 0.66, 1.0}) {
         for (double dhv = head_step; dhv <= widest_head; dhv += head_step) {
-          const double chunk = analysis::printed_runtime_optimal_chunk(dhv, options.pqk(), causal, state_bytes,
-                                                                       machine.intensity());
-          sheet.rows.push_back({machine.name, csv_number(state_bytes), csv_number(causal), csv_number(dhv),
-                                csv_number(chunk)});
+          const double chunk =
+              analysis::printed_runtime_optimal_chunk(dhv, options.pqk(), causal, state_bytes, machine.intensity());
+          sheet.rows.push_back(
+              {machine.name, csv_number(state_bytes), csv_number(causal), csv_number(dhv), csv_number(chunk)});
         }
       }
     }
@@ -143,8 +142,8 @@ Sheet cpu_sheet(const AnalyseOptions& options) {
     const analysis::HeadDims dims{options.pqk() * dhv, dhv};
     const auto tile = static_cast<double>(best_cpu_tile(dims));
     const auto micros = [&](Pass pass) { return fmt::format("{:.3f}", 1e6 * cpu_seconds(pass, dims, 1, tile, tile)); };
-    sheet.rows.push_back({csv_number(dims.dqk), csv_number(dhv), csv_number(tile), micros(Pass::forward),
-                          micros(Pass::backward)});
+    sheet.rows.push_back(
+        {csv_number(dims.dqk), csv_number(dhv), csv_number(tile), micros(Pass::forward), micros(Pass::backward)});
   }
   return sheet;
 }

@@ -1,6 +1,6 @@
-// tfla analyse transfer: how the gates and the norm layer pass a signal on (section 4.2, appendix D.2). One head, T 512,
-// q, k, v from N(0, 1), constant gates; the gain is the mean over tokens of max |h| over that of max |v|, before and
-// after an RMS norm.
+// tfla analyse transfer: how the gates and the norm layer pass a signal on (section 4.2, appendix D.2). One head, T
+// 512, q, k, v from N(0, 1), constant gates; the gain is the mean over tokens of max |h| over that of max |v|, before
+// and after an RMS norm.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -29,7 +29,8 @@ struct Normalizer {
   double (*denominator)(double row_sum, double m);
 };
 constexpr Normalizer normalizers[] = {
-    {InputGate::exponential, "max(|S1| exp(-m))", [](double x, double m) { return std::max(std::abs(x), std::exp(-m)); }},
+    {InputGate::exponential, "max(|S1| exp(-m))",
+     [](double x, double m) { return std::max(std::abs(x), std::exp(-m)); }},
     {InputGate::exponential, "max(|S1| 1)", [](double x, double) { return std::max(std::abs(x), 1.0); }},
     {InputGate::exponential, "1", [](double, double) { return 1.0; }},
     {InputGate::sigmoid, "1", [](double, double) { return 1.0; }},
@@ -145,11 +146,11 @@ Gain gain(const std::vector<Row>& rows, const Normalizer& normalizer, double m, 
 Sheet summary(const Sheet& map, const std::vector<double>& forget_gates, const std::vector<double>& input_gates) {
   const double f = *std::min_element(forget_gates.begin(), forget_gates.end(),
                                      [](double a, double b) { return std::abs(a - 5) < std::abs(b - 5); });
-  Sheet sheet{.name = {},
-              .columns = map.columns,
-              .title = fmt::format(
-                  "Gain at forget gate {}, T {}, dqk = dhv = {}, before the norm and after it by its epsilon", f, tokens,
-                  dim)};
+  Sheet sheet{
+      .name = {},
+      .columns = map.columns,
+      .title = fmt::format("Gain at forget gate {}, T {}, dqk = dhv = {}, before the norm and after it by its epsilon",
+                           f, tokens, dim)};
   constexpr std::size_t shown = 5;
   const std::size_t step = (input_gates.size() + shown - 1) / shown;
   for (const auto& row : map.rows) {

@@ -20,8 +20,8 @@ struct Sheet {
 
 [[nodiscard]] std::string to_text(const std::vector<Sheet>& sheets);
 
-// A folder for sheets. It is known to be writable before the work starts, and gets all files or none. With an empty path
-// it does nothing.
+// A folder for sheets. It is known to be writable before the work starts, and gets all files or none. With an empty
+// path it does nothing.
 class SheetFolder {
  public:
   explicit SheetFolder(std::string path);

@@ -59,7 +59,9 @@ class Files(ProgramTest):
         self.assertEqual(float(intra["products"]), 2 * 64**2 * (64 + 128))
         self.assert_done("analyse", "bytes", *options, "--out", str(self.directory))
         rows = read(self.directory / "bytes_totals.csv")
-        (total,) = (row for row in rows if (row["pass"], row["formulation"], row["gate"]) == ("forward", "chunkwise", "sig"))
+        (total,) = (
+            row for row in rows if (row["pass"], row["formulation"], row["gate"]) == ("forward", "chunkwise", "sig")
+        )
         self.assertEqual(float(total["exact"]), 2 * 1024 / 64 * (4 * 64 * 2 + 3 * 64 * 192 * 2 + 2 * 64 * 128 * 2))
 
     def test_this_machine_is_measured(self) -> None:

@@ -59,11 +59,6 @@ class Numbers:
         times = self.sheet("runtime").where(accelerator=machine).column("sum_ms")
         return float(times.max() - times.min())
 
-    def turning_point(self, machine: str) -> float:
-        """The chunk size from which the call is bound by operations."""
-        points = self.sheet("roofline_points").where(accelerator=machine, bound="compute")
-        return float(points.column("chunk").min())
-
     # ------------------------------------------------------------ transfer behaviour
 
     def gains(self, gate: str, normalizer: str, column: str) -> tuple[Array, Array, Array]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .data import Sheet
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.image import AxesImage
+
+from .data import Sheet
 from .style import plt, save
 
 AFTER = {"after_1e-2": r"after, $\epsilon$ = 1e-2", "after_1e-6": r"after, $\epsilon$ = 1e-6",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from .data import Sheet
 from matplotlib.axes import Axes
+
+from .data import Sheet
 from .measured import Series
 from .style import CAUSAL_STYLE, MACHINE_COLOR, chunk_axis, legend_below, panels, plain_ticks, powers_axis, save
 

@@ -9,6 +9,7 @@ from .data import stored
 from .findings import EPSILONS, Numbers, within_best
 
 Pairs = Iterable[tuple[str, str]]
+FORMULATIONS = ("chunkwise", "parallel", "recurrent")
 
 
 def section(title: str, figure: str, caption: str, pairs: Pairs) -> str:
@@ -24,9 +25,9 @@ def table(pairs: Pairs, head: tuple[str, str] = ("the paper says", "computed her
 
 INTRODUCTION = """# The paper's analysis, computed
 
-Written by `make paper` (benchmarks/make_paper.py) from the numbers of `tfla analyse`; not edited by hand. The model is in
-[include/tfla/analysis.h](../include/tfla/analysis.h) and [src/core/cost](../src/core/cost); its tests, with the worked
-numbers of the paper's text to the paper's own rounding, are in [tests/analysis](../tests/analysis) and
+Written by `make paper` (benchmarks/make_paper.py) from the numbers of `tfla analyse`; not edited by hand. The model is
+in [include/tfla/analysis.h](../include/tfla/analysis.h) and [src/core/cost](../src/core/cost); its tests, with the
+worked numbers of the paper's text to the paper's own rounding, are in [tests/analysis](../tests/analysis) and
 [tests/analyse_test.py](../tests/analyse_test.py).
 
 The paper is *Tiled Flash Linear Attention* (Beck, Pöppel, Lippe, Hochreiter, 2025). Unless said otherwise: mLSTMsig
@@ -35,7 +36,7 @@ forward, causal factor 0.5, bfloat16 tensors, float32 states, d_qk = 256, d_hv =
 
 
 def transfer(n: Numbers) -> str:
-    exp, sig = ("exp", "max(|S1| exp(-m))"), ("sig", "1")
+    exp, sig, bounded = ("exp", "max(|S1| exp(-m))"), ("sig", "1"), ("sig", "max(|S1| 1)")
     equal = {text: n.difference(exp, sig, column) for column, text in EPSILONS.items()}
     before = n.difference(exp, sig, "before")
     at = {gate: {text: n.transition(gate, column, 0) for column, text in EPSILONS.items()} for gate in ("exp", "sig")}
@@ -84,9 +85,9 @@ def transfer(n: Numbers) -> str:
         "mLSTMsig: a row per normalizer, a column per ε",
         [
             (
-                "The normalizer of mLSTMexp without its max state, max(&#124;S1&#124;, 1), does not alter the transfer.",
-                f"It changes the gain after the norm by at most {n.difference(sig, ('sig', 'max(|S1| 1)'), 'after_1e-6'):.4f} "
-                f"(1e-6) and {n.difference(sig, ('sig', 'max(|S1| 1)'), 'after_1e-2'):.2f} (1e-2).",
+                "The normalizer of mLSTMexp without max state, max(&#124;S1&#124;, 1), does not alter the transfer.",
+                f"It changes the gain after the norm by at most {n.difference(sig, bounded, 'after_1e-6'):.4f} "
+                f"(1e-6) and {n.difference(sig, bounded, 'after_1e-2'):.2f} (1e-2).",
             ),
             (
                 "&#124;S1&#124; and S1 show a clearly different transfer.",
@@ -94,8 +95,8 @@ def transfer(n: Numbers) -> str:
             ),
             (
                 "&#124;S1&#124; and S1 are two figures.",
-                "The gain is a largest absolute value, which the sign of a denominator does not change: the two differ by "
-                f"{n.difference(('sig', '|S1|'), ('sig', 'S1'), 'before'):.0f} before the norm and after it.",
+                "The gain is a largest absolute value, which the sign of a denominator does not change: the two differ "
+                f"by {n.difference(('sig', '|S1|'), ('sig', 'S1'), 'before'):.0f} before the norm and after it.",
             ),
         ],
     )
@@ -130,22 +131,19 @@ def counts(n: Numbers) -> str:
             ("Grows with the square root of d_hv.", "Four times d_hv gives 2.00 ± 0.03 times the chunk (tested)."),
         ],
     )
+
+    def percent(dim: int) -> str:
+        parts = [f"{name} {n.gate_percent(name, dim, 'exp over sig percent')}" for name in FORMULATIONS]
+        exact = n.gate_percent("chunkwise", dim, "exact percent")
+        return f"{', '.join(parts)} by the table of totals (L 64 to 256); chunkwise by the exact tables {exact}."
+
     gates = "## mLSTMexp against mLSTMsig (appendix F.3)\n\n" + table(
         [
             (
                 "Less than 2 % more FLOPs for mLSTMexp at head dimension 64.",
-                f"By the table of totals, in %: chunkwise {n.gate_percent('chunkwise', 64, 'exp over sig percent')} (L 256 "
-                f"to 64), parallel {n.gate_percent('parallel', 64, 'exp over sig percent')}, recurrent "
-                f"{n.gate_percent('recurrent', 64, 'exp over sig percent')}; chunkwise by the exact tables "
-                f"{n.gate_percent('chunkwise', 64, 'exact percent')}.",
+                f"In %: {percent(64)} The text follows from the exact tables; that of totals counts 2 d_hv too many.",
             ),
-            (
-                "About 0.2 % at 512, for all formulations.",
-                f"Chunkwise {n.gate_percent('chunkwise', 512, 'exp over sig percent')}, parallel "
-                f"{n.gate_percent('parallel', 512, 'exp over sig percent')}, recurrent "
-                f"{n.gate_percent('recurrent', 512, 'exp over sig percent')}; chunkwise by the exact tables "
-                f"{n.gate_percent('chunkwise', 512, 'exact percent')}.",
-            ),
+            ("About 0.2 % at 512, for all formulations.", f"In %: {percent(512)}"),
         ]
     )
     return "\n".join((flops, gates, optimum))
@@ -181,21 +179,22 @@ def machines(n: Numbers) -> str:
             ),
             (
                 "Larger chunks raise the intensity, from memory-bound to compute-bound.",
-                f"d_hv = 512, float32 states: compute-bound from L = {n.turning_point('A100'):.0f} on A100, "
-                f"{n.turning_point('H100'):.0f} on H100, {n.turning_point('H200'):.0f} on H200 (at measured ceilings).",
+                f"d_hv = 512, float32 states: compute-bound from L = {n.best('A100', 'overlapped'):.0f} on A100, "
+                f"{n.best('H100', 'overlapped'):.0f} on H100, {n.best('H200', 'overlapped'):.0f} on H200 (at measured "
+                "ceilings).",
             ),
         ],
     )
     roofline = section(
         "Roofline (appendix G.3)",
         "roofline",
-        "Left: rooflines of the paper's GPUs, and of an H200 at its measured ceilings. Right: one CPU core, forward at tiles "
-        "of 16 to 256 tokens",
+        "Left: rooflines of the paper's GPUs, and of an H200 at its measured ceilings. Right: one CPU core, forward at "
+        "tiles of 16 to 256 tokens",
         [
             (
                 "The paper's kernels are far from the roof.",
-                "On a CPU core our forward is under the flat roof at every tile: the state stays in the cache, so only the "
-                "tensors move. Small heads lose to gates and to small products.",
+                "On a CPU core our forward is under the flat roof at every tile: the state stays in the cache, so only "
+                "the tensors move. Small heads lose to gates and to small products.",
             ),
         ],
     )
@@ -206,8 +205,8 @@ def machines(n: Numbers) -> str:
         [
             (
                 "FLOP/s rise with L while the time has its minimum elsewhere.",
-                f"On H100 the rate still rises at L = 8,192, where the time is {n.slowdown('H100', 8192):.1f} times the "
-                "least.",
+                f"On H100 the rate still rises at L = 8,192, where the time is {n.slowdown('H100', 8192):.1f} times "
+                "the least.",
             ),
         ],
     )
@@ -243,17 +242,22 @@ def own_kernels(benchmarks: Path) -> str:
     assert report is not None
     ratios = within_best(report["chunks"])
     gpu = stored(benchmarks / "chunk_sizes_cuda.json")
-    missing = "" if gpu else " On a GPU, benchmarks/chunk_sizes.py takes the same measurement; it is not in yet."
+    missing = (
+        ""
+        if gpu
+        else " The same measurement on a GPU (benchmarks/chunk_sizes.py) is still to be taken; until then the CUDA "
+        "backend's default chunk is a fixed 128."
+    )
     pairs = [
         (
             "Chunks of 64 to 4,096 tokens trade memory for time.",
-            "On a CPU the tile carries the quadratic work and the chunk is only the spacing of stored states, so time hardly "
-            "depends on it: with larger chunks backward makes more of its states twice.",
+            "On a CPU the tile carries the quadratic work and the chunk is only the spacing of stored states, so time "
+            "hardly depends on it: with larger chunks backward makes more of its states twice.",
         ),
         (
             "The runtime model is qualitative.",
-            "With four constants per pass, fitted to times over tiles and chunks (seconds per operation, per element of a "
-            f"square, per byte of state, per token), its error is {report['fit']['rms_relative_error']:.1%} rms.",
+            "With four constants per pass, fitted to times over tiles and chunks (seconds per operation, per element "
+            f"of a square, per byte of state, per token), its error is {report['fit']['rms_relative_error']:.1%} rms.",
         ),
         (
             "The chunk size should be chosen by total runtime.",
@@ -296,9 +300,9 @@ def slips(n: Numbers) -> str:
     ]
     return (
         "## Where the paper's tables do not follow from each other\n\n"
-        "`tfla analyse` keeps both, exact and as printed (`flops_terms.csv`, `flops_totals.csv`, `bytes_totals.csv`), and "
-        "tests hold every difference fixed. The closed forms of the best chunk size use the printed totals; from the exact "
-        "ones they move by less than 1 %.\n\n" + table(rows, ("printed", "follows"))
+        "`tfla analyse` keeps both, exact and as printed (`flops_terms.csv`, `flops_totals.csv`, `bytes_totals.csv`), "
+        "and tests hold every difference fixed. The closed forms of the best chunk size use the printed totals; from "
+        "the exact ones they move by less than 1 %.\n\n" + table(rows, ("printed", "follows"))
     )
 
 
@@ -306,10 +310,10 @@ BACKWARD = """## How backward is counted
 
 The paper's formulas of appendix B.3 by its rules of appendix F: `tfla analyse flops` lists the terms. Their matrix
 products are five with the state per token (C once more, dC, and dQ, dK, dV through them) and five squares (S, dS, dQ,
-dK, dV). Tests count every product of our CPU kernels: the linker sends each call of `cpu::product` through a counter that
-only the test program has (`--wrap`), so the code that is counted is the code that ships, and the library carries no
-counter. A plan's FLOPs equal that count exactly, for every chunk size, formulation and way to share out threads; with one
-tile per chunk, where nothing is computed twice, the count is the table's.
+dK, dV). Tests count every product of our CPU kernels: the linker sends each call of `cpu::product` through a counter
+that only the test program has (`--wrap`), so the code that is counted is the code that ships, and the library carries
+no counter. A plan's FLOPs equal that count exactly, over a table of lengths, chunk sizes, formulations and threads;
+with one tile per chunk, where nothing is computed twice, the count is the table's.
 """
 
 

@@ -2,8 +2,8 @@
 // time, arithmetic intensity, the chunk size that is best.
 //
 // The counts are those of the paper's appendix F, term by term and with its factors as parameters; the backward pass,
-// which the paper leaves out, is counted by the same rules from the formulas of its appendix B. docs/paper.md says where
-// the paper's simplified tables do not follow from its exact ones: both are here.
+// which the paper leaves out, is counted by the same rules from the formulas of its appendix B. docs/paper.md says
+// where the paper's simplified tables do not follow from its exact ones: both are here.
 #pragma once
 
 #include <functional>

@@ -34,8 +34,8 @@ std::int64_t choose_tile(const MlstmShape& shape) {
   return best_cpu_tile({.dqk = static_cast<double>(shape.dqk), .dhv = static_cast<double>(shape.dhv)});
 }
 
-// Even parts of a chunk, none longer than `tile`. They stay whole numbers of 16 tokens where the chunk is one, which suits
-// the matrix library: 43 instead of 48 tokens cost 5 % at 128/256 (docs/benchmarks/cpu_ranges.json).
+// Even parts of a chunk, none longer than `tile`. They stay whole numbers of 16 tokens where the chunk is one, which
+// suits the matrix library: 43 tokens instead of 48 took 3 to 5 % longer at 128/256, on an EPYC 9004.
 std::int64_t split_chunk(std::int64_t chunk, std::int64_t tile) {
   constexpr std::int64_t step = 16;
   const std::int64_t even = ceil_div(chunk, ceil_div(chunk, tile));
@@ -75,8 +75,8 @@ std::int64_t choose_span(const Plan& plan) {
 }
 
 // Backward rebuilds the states inside a chunk, so by the cost model (cpu_seconds) the best chunk is the smallest whose
-// stored states keep within their share of memory. Chunks of k tiles store span / k + k - 1 states: fewest at the square
-// root, beyond which there is nothing to gain.
+// stored states keep within their share of memory. Chunks of k tiles store span / k + k - 1 states: fewest at the
+// square root, beyond which there is nothing to gain.
 std::int64_t choose_backward_chunk(const Plan& plan) {
   const std::int64_t tiles = ceil_div(std::max<std::int64_t>(plan.span, 1), plan.tile);
   const double budget = state_share * tensor_bytes(plan.operation, plan.shape) / plan.threads;

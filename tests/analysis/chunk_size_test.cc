@@ -46,8 +46,8 @@ TEST(ChunkSizeSmall, ClosedFormsAgreeWithTheModelAndWithASearch) {
           EXPECT_NEAR(minimize([&](double x) { return operations(x) / x; }, 1, 1e5) / best_chunk(operations), 1, 1e-6);
           for (const Accelerator& machine : accelerators()) {
             const double closed = best_chunk(operations, traffic, machine);
-            EXPECT_NEAR(
-                closed / printed_runtime_optimal_chunk(dhv, pqk, causal, state_bytes, machine.intensity()), 1, 1e-12);
+            EXPECT_NEAR(closed / printed_runtime_optimal_chunk(dhv, pqk, causal, state_bytes, machine.intensity()), 1,
+                        1e-12);
             const auto seconds = [&](double x) { return runtime(operations(x) / x, traffic(x) / x, machine); };
             EXPECT_NEAR(minimize([&](double x) { return seconds(x).sum(); }, 1, 1e5) / closed, 1, 1e-6);
             const double overlapped = best_chunk_overlapped(operations, traffic, machine);
@@ -163,9 +163,9 @@ TEST(ChunkSizeSmall, TheoreticalRuntimeIsThePapersEquation) {
   const double d = 512, p = 0.5, L = 256, T = 8192;
   for (const Accelerator& machine : accelerators()) {
     const double memory = (6 * L * d * (1 + p) + 8 * L + 2 * 4 * d * d * p) / machine.bandwidth;
-    const double compute = (L * L * 0.5 * (2 * d * p + 2 * d + 6) + L * L +
-                            L * (4 * d * d * p + 2 * d * p + d + 11) + 2 * d * d * p + 5) /
-                           machine.flops;
+    const double compute =
+        (L * L * 0.5 * (2 * d * p + 2 * d + 6) + L * L + L * (4 * d * d * p + 2 * d * p + d + 11) + 2 * d * d * p + 5) /
+        machine.flops;
     const Model model = sigmoid(256, 512);
     const Workload workload{.batch = 8, .heads = 8, .tokens = T};
     const Runtime time = runtime(total(printed_flops(model), L, workload), total(bytes(model), L, workload), machine);

@@ -158,10 +158,10 @@ TEST(TablesSmall, TermsHoldTheProductsOfTheMethod) {
         const Products needed = products(pass, formulation);
         const double state = needed.state * 2 * 96 * 160;
         const bool recurrent = formulation == Formulation::recurrent;
-        expect_equal(counted,
-                     {recurrent ? state : 0, recurrent ? 0 : state,
-                      0.75 * 2 * (needed.square_qk * 96 + needed.square_hv * 160)},
-                     "products");
+        expect_equal(
+            counted,
+            {recurrent ? state : 0, recurrent ? 0 : state, 0.75 * 2 * (needed.square_qk * 96 + needed.square_hv * 160)},
+            "products");
       }
     }
   }

@@ -1,5 +1,5 @@
-// What `tfla analyse transfer` rests on: a column of ones beside v carries q.n through the library, so normalizers can be
-// applied afterwards.
+// What `tfla analyse transfer` rests on: a column of ones beside v carries q.n through the library, so normalizers can
+// be applied afterwards.
 #include <gtest/gtest.h>
 
 #include <algorithm>

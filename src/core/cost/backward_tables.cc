@@ -28,7 +28,7 @@ std::vector<Term> chunkwise_backward_flops(const Model& model) {
   terms.push_back({"State Gradients", constant(2 * state) + state_product + linear(dqk), state_product});
   terms.push_back(same_as_forward("Cumulative Forget Gates"));
   terms.push_back(same_as_forward("Gate Matrix"));
-  terms.push_back({"Scores", square_qk + quadratic(f.causal * 2), square_qk});        // scaled, gated
+  terms.push_back({"Scores", square_qk + quadratic(f.causal * 2), square_qk});       // scaled, gated
   terms.push_back({"Score Gradients", square_hv + quadratic(f.causal), square_hv});  // gated
   // Through the state: scaled and weighted. Inside the chunk: scaled. Then added.
   terms.push_back({"Query Gradients", state_product + square_qk + linear(4 * dqk), state_product + square_qk});
@@ -64,8 +64,8 @@ std::vector<Term> chunkwise_backward_bytes(const Model& model) {
   const ItemBytes& b = model.bytes;
   const bool exponential = model.gate == InputGate::exponential;
   const Polynomial state = constant(dqk * dhv * b.states);
-  const Polynomial scale = constant(exponential ? b.states : 0);     // m of a stored state
-  const Polynomial rows = linear(exponential ? 2 * b.states : 0);    // n.q and m of every row
+  const Polynomial scale = constant(exponential ? b.states : 0);   // m of a stored state
+  const Polynomial rows = linear(exponential ? 2 * b.states : 0);  // n.q and m of every row
   const Polynomial gates = linear(2 * b.gates);
   return {{"States Load", linear((dqk + dhv) * b.qkv) + gates},
           {"States Store", state + scale},

@@ -34,14 +34,12 @@ std::vector<Term> select(const Model& model, Table chunkwise, Table parallel, Ta
 }  // namespace
 
 std::vector<Term> flop_terms(const Model& model) {
-  if (model.pass == Pass::backward)
-    return select(model, chunkwise_backward_flops, parallel_backward_flops, nullptr);
+  if (model.pass == Pass::backward) return select(model, chunkwise_backward_flops, parallel_backward_flops, nullptr);
   return select(model, chunkwise_flops, parallel_flops, recurrent_flops);
 }
 
 std::vector<Term> byte_terms(const Model& model) {
-  if (model.pass == Pass::backward)
-    return select(model, chunkwise_backward_bytes, parallel_backward_bytes, nullptr);
+  if (model.pass == Pass::backward) return select(model, chunkwise_backward_bytes, parallel_backward_bytes, nullptr);
   return select(model, chunkwise_bytes, parallel_bytes, recurrent_bytes);
 }
 

@@ -13,8 +13,8 @@ namespace tfla {
 // Seconds of forward or backward on one core, per head and tile of x tokens.
 [[nodiscard]] analysis::Polynomial cpu_tile_seconds(analysis::Pass pass, const analysis::HeadDims& dims);
 
-// Seconds of a call on one core for one head of a sequence. Backward rebuilds the states inside a chunk of several tiles,
-// so its time grows with the chunk, and the smallest that memory allows is best.
+// Seconds of a call on one core for one head of a sequence. Backward rebuilds the states inside a chunk of several
+// tiles, so its time grows with the chunk, and the smallest that memory allows is best.
 [[nodiscard]] double cpu_seconds(analysis::Pass pass, const analysis::HeadDims& dims, double tokens, double tile,
                                  double chunk);
 

@@ -1,4 +1,5 @@
-// The paper's exact tables of appendix F: FLOPs and memory operations of the forward pass. Names of rows are the paper's.
+// The paper's exact tables of appendix F: FLOPs and memory operations of the forward pass. Names of rows are the
+// paper's.
 #include "core/cost/tables.h"
 
 namespace tfla::analysis {
@@ -20,8 +21,7 @@ std::vector<Term> chunkwise_flops(const Model& model) {
                                               : f.causal * quadratic(2 + f.exp)});
   terms.push_back({"Intra Outputs", squares + quadratic(f.causal * 3), squares});
   terms.push_back({"Inter Outputs", linear(2 * state + (exponential ? 3 : 1) * dqk), linear(2 * state)});
-  terms.push_back(
-      {"Output Combination", exponential ? linear(2 * dhv + 1 + f.max + f.abs + f.exp) : linear(dhv)});
+  terms.push_back({"Output Combination", exponential ? linear(2 * dhv + 1 + f.max + f.abs + f.exp) : linear(dhv)});
   return terms;
 }
 
@@ -36,8 +36,7 @@ std::vector<Term> parallel_flops(const Model& model) {
   // The same for both gates in the paper, although mLSTMsig takes no maximum.
   terms.push_back({"Gate Matrix", quadratic(3 + f.exp + f.max + f.mask)});
   terms.push_back({"Attention Logits", scores + quadratic(f.causal * 2), scores});
-  if (exponential)
-    terms.push_back({"Normalization", f.causal * (quadratic(3 + f.abs) + linear(f.exp + f.max))});
+  if (exponential) terms.push_back({"Normalization", f.causal * (quadratic(3 + f.abs) + linear(f.exp + f.max))});
   terms.push_back({"Outputs", outputs, outputs});
   return terms;
 }

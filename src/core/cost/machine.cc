@@ -60,8 +60,7 @@ double printed_flop_optimal_chunk(double dhv, double pqk, double causal) {
 
 double printed_runtime_optimal_chunk(double dhv, double pqk, double causal, double state_bytes, double intensity) {
   const double states = dhv * dhv * pqk;
-  return std::sqrt((2 * states + 5 + 2 * intensity * states * state_bytes) /
-                   (2 * causal * (dhv * (1 + pqk) + 3) + 1));
+  return std::sqrt((2 * states + 5 + 2 * intensity * states * state_bytes) / (2 * causal * (dhv * (1 + pqk) + 3) + 1));
 }
 
 // Golden-section search in the logarithm. The golden ratio to the power -80 is 2e-17 of the interval; a valley is only

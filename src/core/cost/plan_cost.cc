@@ -105,8 +105,8 @@ Work chunkwise_on_cpu(const Plan& plan) {
     const std::int64_t chunks = (length + plan.chunk - 1) / plan.chunk;
     const double stored = static_cast<double>((chunks - 1) * plan.chunk);
     const Cut chunk = cut(std::min(plan.chunk, length), plan.chunk, plan.tile);
-    const double rebuilt = static_cast<double>(chunks - 1) * (chunk.tokens - chunk.last) +
-                           (span.tokens - stored - span.last);
+    const double rebuilt =
+        static_cast<double>(chunks - 1) * (chunk.tokens - chunk.last) + (span.tokens - stored - span.last);
     work.state += meets_state + 2 * meets_gradient + (span.tokens - span.first) + stored + rebuilt;
   }
   return work;

@@ -105,8 +105,7 @@ Polynomial printed_bytes(const Model& model) {
     case Formulation::chunkwise:
       return linear(4 * b.gates + 3 * (dhv + dqk) * b.qkv) +
              2 * b.states * (exponential ? Polynomial{state + dqk + 1, 1, 0} : constant(state));
-    case Formulation::parallel:
-      return linear(2 * (b.gates + (dhv + dqk) * b.qkv + (exponential ? b.states : 0)));
+    case Formulation::parallel: return linear(2 * (b.gates + (dhv + dqk) * b.qkv + (exponential ? b.states : 0)));
     case Formulation::recurrent: break;
   }
   // Printed under mLSTMexp what belongs to mLSTMsig, and the other way round.
