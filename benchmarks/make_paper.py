@@ -12,9 +12,12 @@ from pathlib import Path
 
 from paper import counts, gains, machines, measured, page
 from paper.data import Sheet, stored
-from paper.model import analyse
+from paper.model import Workload, analyse
 
 ROOT = Path(__file__).resolve().parent.parent
+# The paper's two workloads of 65,536 tokens, and what a GPU call stores: bfloat16 states, the exponential gate.
+GPU_WORKLOADS = (Workload(8, 8192, 16, 128, 256), Workload(8, 8192, 8, 256, 512))
+GPU_OPTIONS = ("--accelerator", "H200", "--state-bytes", "2")
 SUBJECTS = ("flops", "bytes", "runtime", "intensity", "roofline", "chunk", "transfer")
 
 
@@ -96,6 +99,11 @@ def main() -> None:
         for subject in SUBJECTS:
             say(f"tfla analyse {subject}")
             analyse(arguments.tfla, subject, Path(directory))
+        for workload in GPU_WORKLOADS:
+            folder_of = Path(directory) / f"{workload.dqk}_{workload.dhv}"
+            for subject in ("runtime", "chunk"):
+                gate = ("--gate", "exp") if subject == "runtime" else ()
+                analyse(arguments.tfla, subject, folder_of, "--shape", str(workload), *GPU_OPTIONS, *gate)
         for name, draw in figures(arguments.tfla, sheets, folder):
             say(f"figure {name}")
             draw()

@@ -45,8 +45,8 @@ class Numbers:
 
     # ------------------------------------------------------------ machines
 
-    def best(self, machine: str, column: str = "runtime_optimal", which: str = "forward") -> float:
-        row = self.sheet("chunk_best").where(machine=machine, gate="sig", **{"pass": which})
+    def best(self, machine: str, column: str = "runtime_optimal", which: str = "forward", gate: str = "sig") -> float:
+        row = self.sheet("chunk_best").where(machine=machine, gate=gate, **{"pass": which})
         return float(row.column(column)[0])
 
     def slowdown(self, machine: str, chunk: int) -> float:

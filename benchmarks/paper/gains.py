@@ -29,7 +29,13 @@ def map_panel(axis: Axes, sheet: Sheet, column: str) -> AxesImage:
     half_x, half_y = (forget[1] - forget[0]) / 2, (inputs[1] - inputs[0]) / 2
     extent = (forget[0] - half_x, forget[-1] + half_x, inputs[0] - half_y, inputs[-1] + half_y)
     axis.grid(False)
-    return axis.imshow(gain, origin="lower", extent=extent, aspect="auto", norm=norm, cmap="viridis")
+    shown = {"origin": "lower", "aspect": "auto", "cmap": "viridis", "interpolation": "none"}
+    return axis.imshow(gain, extent=extent, norm=norm, **shown)
+
+
+def add_colorbar(axis: Axes, image: AxesImage) -> None:
+    bar = axis.figure.colorbar(image, ax=axis, shrink=0.9)
+    bar.solids.set_rasterized(True)  # one picture instead of hundreds of rectangles
 
 
 def finish(axis: Axes, first_column: bool, last_row: bool) -> None:
@@ -50,7 +56,7 @@ def both_gates(transfer: Sheet, stem: Path) -> None:
             image = map_panel(axis, sheet, column)
             axis.set_title(f"mLSTM{gate} {name}")
             finish(axis, axis is axes[0], True)
-            figure.colorbar(image, ax=axis, shrink=0.9)
+            add_colorbar(axis, image)
     axes[0].set_ylabel(r"input gate $\tilde{\imath}$")
     save(figure, stem, tight=False)
 
@@ -69,6 +75,6 @@ def normalizers(transfer: Sheet, gate: str, stem: Path) -> None:
             if row == 0:
                 axis.set_title(title)
             if place in (0, len(columns) - 1):
-                figure.colorbar(image, ax=axis, shrink=0.9)
+                add_colorbar(axis, image)
         axes[row, 0].set_ylabel(f"$n$ = {TEXT[name]}\n" + r"input gate $\tilde{\imath}$")
     save(figure, stem, tight=False)

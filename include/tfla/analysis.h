@@ -6,6 +6,7 @@
 // where the paper's simplified tables do not follow from its exact ones: both are here.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
