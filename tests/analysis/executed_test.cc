@@ -37,8 +37,8 @@ std::vector<Row> rows() {
     table.push_back({shared, {.gate = gate, .chunk_size = 48}});
     table.push_back({precise, {.gate = gate}});
     // One head and four threads: the sequence is cut into spans, with a pass over the states before.
-    table.push_back({shape(1, 3000, 1, 32, 256), {.gate = gate}, 4});
-    table.push_back({shape(1, 2999, 1, 64, 300), {.gate = gate, .chunk_size = 100}, 8});
+    table.push_back({shape(1, 600, 1, 16, 130), {.gate = gate}, 4});
+    table.push_back({shape(1, 599, 1, 16, 150), {.gate = gate, .chunk_size = 50}, 8});
     for (const std::int64_t tokens : {1, 63, 64, 65, 200})
       table.push_back({shape(1, tokens, 2, 24, 40), {.gate = gate, .formulation = Formulation::parallel}});
   }

@@ -3,7 +3,10 @@
 // Forward leaves n.q and m of every row (mLSTMexp), which backward reads; the states are computed once more.
 #include "core/cost/tables.h"
 
-namespace tfla::analysis {
+namespace tfla::tables {
+
+using analysis::Factors;
+using analysis::ItemBytes;
 
 std::vector<Term> chunkwise_backward_flops(const Model& model) {
   const auto& [dqk, dhv] = model.dims;
@@ -85,4 +88,4 @@ std::vector<Term> parallel_backward_bytes(const Model& model) {
           {"Store", linear((2 * dqk + dhv) * b.qkv) + gates}};
 }
 
-}  // namespace tfla::analysis
+}  // namespace tfla::tables

@@ -34,13 +34,15 @@ std::vector<Term> select(const Model& model, Table chunkwise, Table parallel, Ta
 }  // namespace
 
 std::vector<Term> flop_terms(const Model& model) {
-  if (model.pass == Pass::backward) return select(model, chunkwise_backward_flops, parallel_backward_flops, nullptr);
-  return select(model, chunkwise_flops, parallel_flops, recurrent_flops);
+  if (model.pass == Pass::backward)
+    return select(model, tables::chunkwise_backward_flops, tables::parallel_backward_flops, nullptr);
+  return select(model, tables::chunkwise_flops, tables::parallel_flops, tables::recurrent_flops);
 }
 
 std::vector<Term> byte_terms(const Model& model) {
-  if (model.pass == Pass::backward) return select(model, chunkwise_backward_bytes, parallel_backward_bytes, nullptr);
-  return select(model, chunkwise_bytes, parallel_bytes, recurrent_bytes);
+  if (model.pass == Pass::backward)
+    return select(model, tables::chunkwise_backward_bytes, tables::parallel_backward_bytes, nullptr);
+  return select(model, tables::chunkwise_bytes, tables::parallel_bytes, tables::recurrent_bytes);
 }
 
 Polynomial flops(const Model& model) { return sum(flop_terms(model)); }

@@ -2,7 +2,10 @@
 // paper's.
 #include "core/cost/tables.h"
 
-namespace tfla::analysis {
+namespace tfla::tables {
+
+using analysis::Factors;
+using analysis::ItemBytes;
 
 std::vector<Term> chunkwise_flops(const Model& model) {
   const auto& [dqk, dhv] = model.dims;
@@ -83,4 +86,4 @@ std::vector<Term> recurrent_bytes(const Model& model) {
           {"Store", constant(dhv * b.qkv + states)}};
 }
 
-}  // namespace tfla::analysis
+}  // namespace tfla::tables

@@ -4,6 +4,11 @@
 #include "core/cost/tables.h"
 
 namespace tfla::analysis {
+
+using tables::constant;
+using tables::linear;
+using tables::quadratic;
+
 namespace {
 
 void check_forward(const Model& model) {

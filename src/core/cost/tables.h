@@ -3,7 +3,11 @@
 
 #include "tfla/analysis.h"
 
-namespace tfla::analysis {
+namespace tfla::tables {
+
+using analysis::Model;
+using analysis::Polynomial;
+using analysis::Term;
 
 [[nodiscard]] inline Polynomial constant(double value) { return {.constant = value}; }
 [[nodiscard]] inline Polynomial linear(double value) { return {.linear = value}; }
@@ -24,4 +28,4 @@ namespace tfla::analysis {
 [[nodiscard]] std::vector<Term> chunkwise_backward_bytes(const Model& model);
 [[nodiscard]] std::vector<Term> parallel_backward_bytes(const Model& model);
 
-}  // namespace tfla::analysis
+}  // namespace tfla::tables
