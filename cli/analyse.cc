@@ -117,7 +117,11 @@ void add_subject_options(CLI::App& app, const Subject& subject, AnalyseOptions& 
       o.chunk = static_cast<double>(parse_integer(option, text, 1, std::numeric_limits<std::int64_t>::max()));
     });
   } else if (subject.make != analyse_chunk) {
-    add("--gate", "exp|sig", "input gate (default sig, as in the paper's appendix G)", [&o](Text option, Text text) {
+    add("--pass", "NAME", "forward (default), as in the paper's appendix G, or backward", [&o](Text option, Text text) {
+      o.pass =
+          parse_word(option, text, {"forward", "backward"}) == 0 ? analysis::Pass::forward : analysis::Pass::backward;
+    });
+    add("--gate", "exp|sig", "input gate (default sig, as there)", [&o](Text option, Text text) {
       o.gate = parse_word(option, text, {"exp", "sig"}) == 0 ? InputGate::exponential : InputGate::sigmoid;
     });
   }

@@ -13,6 +13,7 @@ struct AnalyseOptions {
   std::string out;
   analysis::Workload workload = {.batch = 8, .heads = 8, .tokens = 8192};  // the paper's 7B setting
   analysis::HeadDims dims = {.dqk = 256, .dhv = 512};
+  analysis::Pass pass = analysis::Pass::forward;
   InputGate gate = InputGate::sigmoid;
   double chunk = 256;
   double causal = 0.5;
@@ -22,9 +23,8 @@ struct AnalyseOptions {
   int threads = 0;
 
   [[nodiscard]] double pqk() const { return dims.dqk / dims.dhv; }
-  [[nodiscard]] analysis::Model model(analysis::Pass pass = analysis::Pass::forward,
-                                      Formulation formulation = Formulation::chunkwise) const {
-    return {.pass = pass,
+  [[nodiscard]] analysis::Model model(analysis::Pass which, Formulation formulation = Formulation::chunkwise) const {
+    return {.pass = which,
             .formulation = formulation,
             .gate = gate,
             .dims = dims,
@@ -32,6 +32,8 @@ struct AnalyseOptions {
             .bytes = {.states = state_bytes}};
   }
 };
+
+[[nodiscard]] const char* pass_name(analysis::Pass pass);
 
 // 2^from, ... 2^to with `per_octave` values in each octave.
 [[nodiscard]] std::vector<double> powers_of_two(int from, int to, int per_octave = 1);

@@ -14,8 +14,6 @@ using analysis::Pass;
 using analysis::Polynomial;
 using analysis::Term;
 
-const char* pass_name(Pass pass) { return pass == Pass::forward ? "forward" : "backward"; }
-
 // Every pass, formulation and gate that has a table.
 template <class Visit>
 void for_models(const AnalyseOptions& options, const Visit& visit) {
@@ -154,6 +152,8 @@ Sheet curve_sheet(const AnalyseOptions& options) {
 }
 
 }  // namespace
+
+const char* pass_name(Pass pass) { return pass == Pass::forward ? "forward" : "backward"; }
 
 std::vector<double> powers_of_two(int from, int to, int per_octave) {
   std::vector<double> values;

@@ -19,7 +19,8 @@ constexpr int per_octave = 8;
 
 bool is_power_of_two(double x) { return std::exp2(std::round(std::log2(x))) == x; }
 
-// The counts the paper's analysis of forward rests on: its table of totals. Its other pass has none.
+// The counts that the paper's analysis of forward rests on are those of its table of totals; backward it does not
+// count.
 Polynomial flops_of(const Model& model) {
   return model.pass == Pass::forward ? analysis::printed_flops(model) : analysis::flops(model);
 }
@@ -29,17 +30,17 @@ struct Call {
   double bytes = 0;
 };
 
-Call call(const AnalyseOptions& options, Pass pass, double chunk) {
-  const Model model = options.model(pass);
+Call call(const AnalyseOptions& options, double chunk) {
+  const Model model = options.model(options.pass);
   return {analysis::total(flops_of(model), chunk, options.workload),
           analysis::total(analysis::bytes(model), chunk, options.workload)};
 }
 
 std::string title(const AnalyseOptions& options, const std::string& what) {
-  return fmt::format("{}: {} forward, B {} T {} H {} dqk {} dhv {}, causal factor {}, states of {} bytes", what,
-                     options.gate == InputGate::sigmoid ? "mLSTMsig" : "mLSTMexp", options.workload.batch,
-                     options.workload.tokens, options.workload.heads, options.dims.dqk, options.dims.dhv,
-                     options.causal, options.state_bytes);
+  return fmt::format("{}: {} {}, B {} T {} H {} dqk {} dhv {}, causal factor {}, states of {} bytes", what,
+                     options.gate == InputGate::sigmoid ? "mLSTMsig" : "mLSTMexp", pass_name(options.pass),
+                     options.workload.batch, options.workload.tokens, options.workload.heads, options.dims.dqk,
+                     options.dims.dhv, options.causal, options.state_bytes);
 }
 
 // The rows of a curve at powers of two, for a person.
@@ -79,11 +80,10 @@ Sheet best_sheet(const AnalyseOptions& options) {
         const bool in_paper = pass == Pass::forward && gate == InputGate::sigmoid;
         const double paper = analysis::printed_runtime_optimal_chunk(options.dims.dhv, options.pqk(), options.causal,
                                                                      options.state_bytes, machine.intensity());
-        sheet.rows.push_back({machine.name, pass == Pass::forward ? "forward" : "backward", name(gate),
-                              number(analysis::best_chunk(flops)), number(analysis::best_chunk(flops, bytes, machine)),
-                              number(analysis::minimize(seconds, 1, longest)),
-                              number(analysis::best_chunk_overlapped(flops, bytes, machine)),
-                              in_paper ? number(paper) : ""});
+        sheet.rows.push_back(
+            {machine.name, pass_name(pass), name(gate), number(analysis::best_chunk(flops)),
+             number(analysis::best_chunk(flops, bytes, machine)), number(analysis::minimize(seconds, 1, longest)),
+             number(analysis::best_chunk_overlapped(flops, bytes, machine)), in_paper ? number(paper) : ""});
       }
     }
   }
@@ -156,7 +156,7 @@ std::vector<Sheet> analyse_runtime(const AnalyseOptions& options) {
                           "flops"}};
   for (const Accelerator& machine : options.machines) {
     for (const double chunk : chunks(options)) {
-      const Call work = call(options, Pass::forward, chunk);
+      const Call work = call(options, chunk);
       const analysis::Runtime time = analysis::runtime(work.flops, work.bytes, machine);
       curve.rows.push_back({machine.name, csv_number(chunk), csv_number(1e3 * time.flop_seconds),
                             csv_number(1e3 * time.byte_seconds), csv_number(1e3 * time.sum()),
@@ -175,7 +175,7 @@ std::vector<Sheet> analyse_intensity(const AnalyseOptions& options) {
         AnalyseOptions point = options;
         point.state_bytes = state_bytes;
         point.dims = {share * options.dims.dqk, share * options.dims.dhv};
-        const Call work = call(point, Pass::forward, chunk);
+        const Call work = call(point, chunk);
         curve.rows.push_back({csv_number(point.dims.dqk), csv_number(point.dims.dhv), csv_number(state_bytes),
                               csv_number(chunk), csv_number(work.flops / work.bytes)});
       }
@@ -198,7 +198,7 @@ std::vector<Sheet> analyse_roofline(const AnalyseOptions& options) {
     roofs.rows.push_back({machine.name, fmt::format("{}", machine.year), csv_number(machine.flops),
                           csv_number(machine.bandwidth), csv_number(machine.intensity()), machine.source});
     for (const double chunk : chunks(options)) {
-      const Call work = call(options, Pass::forward, chunk);
+      const Call work = call(options, chunk);
       const double intensity = work.flops / work.bytes;
       points.rows.push_back({machine.name, csv_number(chunk), csv_number(intensity),
                              csv_number(analysis::roofline(machine, intensity)),

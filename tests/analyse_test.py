@@ -72,6 +72,17 @@ class Files(ProgramTest):
         self.assertGreater(float(here["flops_per_second"]), 1e8)
         self.assertGreater(float(here["bytes_per_second"]), 1e8)
 
+    def test_backward_takes_longer(self) -> None:
+        times = {}
+        for which in ("forward", "backward"):
+            self.assert_done("analyse", "runtime", "--pass", which, "--gate", "exp", "--out", str(self.directory))
+            rows = read(self.directory / "runtime.csv")
+            times[which] = {(row["accelerator"], row["chunk"]): float(row["sum_ms"]) for row in rows}
+        for key, forward in times["forward"].items():
+            self.assertGreater(
+                times["backward"][key], 1.8 * forward
+            )  # about twice the bytes, more than twice the FLOPs
+
     def test_a_search_finds_the_closed_form(self) -> None:
         self.assert_done("analyse", "chunk", "--out", str(self.directory))
         for row in read(self.directory / "chunk_best.csv"):
@@ -99,6 +110,7 @@ class Refusals(ProgramTest):
             (("flops", "--causal", "0"), "--causal"),
             (("flops", "--causal", "nan"), "--causal"),
             (("runtime", "--gate", "all"), "--gate"),
+            (("runtime", "--pass", "sideways"), "--pass"),
             (("intensity", "--state-bytes", "0"), "--state-bytes"),
             (("transfer", "--step", "0"), "--step"),
             (("transfer", "--step", "-1"), "--step"),

@@ -1,4 +1,6 @@
 // From a model to its table.
+#include <fmt/format.h>
+
 #include "core/checks.h"
 #include "core/cost/tables.h"
 
@@ -13,7 +15,7 @@ void refuse_recurrent_backward() {
 
 void check(const Model& model) {
   const auto positive = [](double value, const char* name) {
-    if (!(value > 0)) refuse(std::string("tfla: model.") + name + " must be positive");
+    if (!(value > 0)) refuse(fmt::format("tfla: model.{} is {}; it must be positive", name, value));
   };
   positive(model.dims.dqk, "dims.dqk");
   positive(model.dims.dhv, "dims.dhv");
