@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Measures forward and backward over tile lengths and chunk sizes on one core, fits the cost model's constants to it,
-and writes docs/benchmarks/cpu_ranges.json and src/core/cost/cpu_rates.h. Build the library again afterwards."""
+and writes docs/benchmarks/cpu_ranges.json and src/core/cost/cpu_rates.h. Build the library again afterwards; where the
+new constants move a default of the plan (a test says so), measure once more."""
 
 from __future__ import annotations
 
