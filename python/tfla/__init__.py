@@ -1,0 +1,37 @@
+"""tfla: the mLSTM operator (Tiled Flash Linear Attention) for PyTorch and JAX, on CPU and CUDA.
+
+    h = tfla.mlstm(q, k, v, i, f)                      # PyTorch: q, k (B,T,H,dqk)  v, h (B,T,H,dhv)  i, f (B,T,H)
+    h = tfla.jax.mlstm(q, k, v, i, f)                  # JAX, the same shapes
+
+Importing this module imports neither framework: each is loaded with the first attribute that needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tfla import distributed, nn
+    from tfla.ops import mlstm, mlstm_parallel, mlstm_recurrent, mlstm_step
+
+__version__ = "0.1.0"
+__all__ = ["distributed", "mlstm", "mlstm_parallel", "mlstm_recurrent", "mlstm_step", "nn"]
+
+_FUNCTIONS = ("mlstm", "mlstm_parallel", "mlstm_recurrent", "mlstm_step")
+_MODULES = ("compat", "distributed", "jax", "nn", "ops")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FUNCTIONS:
+        value = getattr(importlib.import_module("tfla.ops"), name)
+    elif name in _MODULES:
+        value = importlib.import_module(f"tfla.{name}")
+    else:
+        raise AttributeError(f"module 'tfla' has no attribute '{name}'")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,20 @@
+"""Names of options as the front ends spell them, and the numbers the C++ library knows them by."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Gate = Literal["exp", "sigmoid"]
+Normalizer = Literal["max", "none"]
+Layout = Literal["bthd", "bhtd"]
+
+GATES = {"exp": 0, "sigmoid": 1}
+NORMALIZERS = {None: 0, "none": 1, "max": 2}
+HEAD_FIRST = {"bthd": False, "bhtd": True}
+CHUNKWISE, PARALLEL, RECURRENT = 0, 1, 2
+
+
+def unknown(name: str, value: object, accepted: object) -> ValueError:
+    """The error for an option that is not among its accepted values."""
+    words = [repr(word) for word in accepted]  # type: ignore[attr-defined]
+    return ValueError(f"tfla: {name} is {value!r}; it must be {', '.join(words[:-1])} or {words[-1]}")
