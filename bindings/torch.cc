@@ -98,8 +98,7 @@ template <class View>
 View view_of(const char* name, const Tensor& tensor) {
   const std::int64_t rank = tensor.dim();
   if (rank < 1 || rank > View::max_rank) {
-    throw InvalidArgument(std::string("tfla: ") + name + " has " + std::to_string(rank) +
-                          " axes; it must have 1 to 4");
+    throw InvalidArgument(std::string("tfla: ") + name + " has " + std::to_string(rank) + " axes; it must have 1 to 4");
   }
   View view;
   if constexpr (std::is_same_v<View, TensorView>)
@@ -163,20 +162,33 @@ tfla::MlstmOptions options_of(std::int64_t gate, std::int64_t normalizer, double
           .formulation = static_cast<tfla::Formulation>(formulation)};
 }
 
-std::int64_t sequences(const TensorView& v, const TensorView& cu_seqlens) {
-  return cu_seqlens.given() ? cu_seqlens.shape[0] - 1 : v.shape[0];
-}
-
-ScalarType state_dtype(const Tensor& q) {
-  return q.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+// The plan from shapes alone, so that arguments are validated once, when they are run. Where they are not of the kind a
+// shape can be read from, validation comes first and says why.
+template <class Args>
+tfla::Plan plan_of(tfla::Operation operation, const Args& args, const Place& place) {
+  bool packed = false;
+  if constexpr (requires { args.cu_seqlens; }) packed = args.cu_seqlens.given();
+  if (packed || args.q.rank != 4 || args.v.rank != 4) return tfla::plan(args, place.execution());
+  const tfla::MlstmShape shape{.batch = args.q.shape[0],
+                               .tokens = args.q.shape[1],
+                               .qk_heads = args.q.shape[2],
+                               .heads = args.v.shape[2],
+                               .dqk = args.q.shape[3],
+                               .dhv = args.v.shape[3],
+                               .sequences = args.q.shape[0],
+                               .longest = args.q.shape[1],
+                               .dtype = args.q.dtype,
+                               .gate_dtype = args.i.dtype};
+  return tfla::plan(operation, shape, args.options, place.execution());
 }
 
 template <class Args>
-void run(const Args& args, const Place& place, void (*operation)(const Args&, const tfla::Plan&, std::span<std::byte>, void*)) {
-  const tfla::Plan plan = tfla::plan(args, place.execution());
+void run(tfla::Operation operation, const Args& args, const Place& place,
+         void (*function)(const Args&, const tfla::Plan&, std::span<std::byte>, void*)) {
+  const tfla::Plan plan = plan_of(operation, args, place);
   const Tensor scratch = place.empty(ScalarType::Byte, {static_cast<std::int64_t>(plan.scratch_bytes)});
-  operation(args, plan, {static_cast<std::byte*>(scratch.mutable_data_ptr()), plan.scratch_bytes},
-            place.execution().stream);
+  function(args, plan, {static_cast<std::byte*>(scratch.mutable_data_ptr()), plan.scratch_bytes},
+           place.execution().stream);
 }
 
 // Gradients arrive in any strides; tfla reads rows.
@@ -186,17 +198,10 @@ Tensor with_rows(const Tensor& tensor) {
 }
 MaybeTensor with_rows(const MaybeTensor& tensor) { return tensor ? MaybeTensor(with_rows(*tensor)) : tensor; }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> mlstm(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i,
-                                                 const Tensor& f, const MaybeTensor& C, const MaybeTensor& n,
-                                                 const MaybeTensor& m, const MaybeTensor& cu_seqlens,
-                                                 std::int64_t gate, std::int64_t normalizer, double eps,
-                                                 std::optional<double> qk_scale, std::optional<double> soft_cap,
-                                                 bool exact_normalizer_grad, std::int64_t chunk_size,
-                                                 std::int64_t formulation, bool head_first, bool output_final_state) {
-  const Place place(q);
-  const Views views(place, head_first);
-  const Tensor h = place.empty_like(v);
-  tfla::MlstmForward args{
+tfla::MlstmForward forward_args(const Views& views, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i,
+                                const Tensor& f, const MaybeTensor& C, const MaybeTensor& n, const MaybeTensor& m,
+                                const MaybeTensor& cu_seqlens, const Tensor& h, const tfla::MlstmOptions& options) {
+  return {
       .q = views.input("q", q),
       .k = views.input("k", k),
       .v = views.input("v", v),
@@ -206,30 +211,61 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> mlstm(const Tensor& q, const Tensor& 
       .initial_state = {views.plain("initial_state.C", C), views.plain("initial_state.n", n),
                         views.plain("initial_state.m", m)},
       .cu_seqlens = views.plain("cu_seqlens", cu_seqlens),
-      .options = options_of(gate, normalizer, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size, formulation),
+      .options = options,
   };
-  if (!output_final_state) {
-    run<tfla::MlstmForward>(args, place, tfla::forward);
-    return {h, place.nothing(), place.nothing(), place.nothing()};
-  }
-  const std::int64_t states = sequences(args.v, args.cu_seqlens);
+}
+
+Tensor mlstm(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f, const MaybeTensor& C,
+             const MaybeTensor& n, const MaybeTensor& m, const MaybeTensor& cu_seqlens, std::int64_t gate,
+             std::int64_t normalizer, double eps, std::optional<double> qk_scale, std::optional<double> soft_cap,
+             bool exact_normalizer_grad, std::int64_t chunk_size, std::int64_t formulation, bool head_first) {
+  const Place place(q);
+  const Tensor h = place.empty_like(v);
+  const auto options =
+      options_of(gate, normalizer, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size, formulation);
+  const auto args = forward_args(Views(place, head_first), q, k, v, i, f, C, n, m, cu_seqlens, h, options);
+  run<tfla::MlstmForward>(tfla::Operation::forward, args, place, tfla::forward);
+  return h;
+}
+
+// The same with the last state: h, C, n, m.
+std::tuple<Tensor, Tensor, Tensor, Tensor> mlstm_with_state(
+    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f, const MaybeTensor& C,
+    const MaybeTensor& n, const MaybeTensor& m, const MaybeTensor& cu_seqlens, std::int64_t gate,
+    std::int64_t normalizer, double eps, std::optional<double> qk_scale, std::optional<double> soft_cap,
+    bool exact_normalizer_grad, std::int64_t chunk_size, std::int64_t formulation, bool head_first) {
+  const Place place(q);
+  const Views views(place, head_first);
+  const Tensor h = place.empty_like(v);
+  const auto options =
+      options_of(gate, normalizer, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size, formulation);
+  auto args = forward_args(views, q, k, v, i, f, C, n, m, cu_seqlens, h, options);
+  const std::int64_t states = args.cu_seqlens.given() ? args.cu_seqlens.shape[0] - 1 : args.v.shape[0];
+  if (states < 0) throw InvalidArgument("tfla: cu_seqlens is empty; it must hold at least the 0 it begins with");
   const std::int64_t heads = args.v.shape[2];
   const std::int64_t dqk = args.q.shape[3];
-  const Tensor last_C = place.empty(state_dtype(q), {states, heads, dqk, args.v.shape[3]});
-  const Tensor last_n = place.empty(state_dtype(q), {states, heads, dqk});
-  const Tensor last_m = place.empty(state_dtype(q), {states, heads});
+  const ScalarType dtype = args.q.dtype == tfla::DType::float64 ? ScalarType::Double : ScalarType::Float;
+  const Tensor last_C = place.empty(dtype, {states, heads, dqk, args.v.shape[3]});
+  const Tensor last_n = place.empty(dtype, {states, heads, dqk});
+  const Tensor last_m = place.empty(dtype, {states, heads});
   args.last_state = {views.in_place("last_state.C", last_C), views.in_place("last_state.n", last_n),
                      views.in_place("last_state.m", last_m)};
-  run<tfla::MlstmForward>(args, place, tfla::forward);
+  run<tfla::MlstmForward>(tfla::Operation::forward, args, place, tfla::forward);
   return {h, last_C, last_n, last_m};
+}
+
+// The recurrent formulation has no backward of its own: the gradient of the same function is computed chunkwise.
+std::int64_t differentiable(std::int64_t formulation) {
+  constexpr auto recurrent = static_cast<std::int64_t>(tfla::Formulation::recurrent);
+  return formulation == recurrent ? static_cast<std::int64_t>(tfla::Formulation::chunkwise) : formulation;
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> mlstm_backward(
     const Tensor& dh, const MaybeTensor& dC, const MaybeTensor& dn, const Tensor& q, const Tensor& k, const Tensor& v,
     const Tensor& i, const Tensor& f, const MaybeTensor& C, const MaybeTensor& n, const MaybeTensor& m,
     const MaybeTensor& cu_seqlens, std::int64_t gate, std::int64_t normalizer, double eps,
-    std::optional<double> qk_scale, std::optional<double> soft_cap, bool exact_normalizer_grad,
-    std::int64_t chunk_size, std::int64_t formulation, bool head_first) {
+    std::optional<double> qk_scale, std::optional<double> soft_cap, bool exact_normalizer_grad, std::int64_t chunk_size,
+    std::int64_t formulation, bool head_first) {
   const Place place(q);
   const Views views(place, head_first);
   const Tensor dh_rows = with_rows(dh);
@@ -258,12 +294,26 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> mlstm_backwar
                         views.plain("initial_state.m", m)},
       .dlast_state = {views.plain("dlast_state.C", dC_rows), views.plain("dlast_state.n", dn_rows)},
       .cu_seqlens = views.plain("cu_seqlens", cu_seqlens),
-      .options = options_of(gate, normalizer, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size, formulation),
+      .options = options_of(gate, normalizer, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size,
+                            differentiable(formulation)),
   };
   if (C) args.dinitial_state.C = views.in_place("dinitial_state.C", dC0);
   if (n) args.dinitial_state.n = views.in_place("dinitial_state.n", dn0);
-  run<tfla::MlstmBackward>(args, place, tfla::backward);
+  run<tfla::MlstmBackward>(tfla::Operation::backward, args, place, tfla::backward);
   return {dq, dk, dv, di, df, dC0, dn0};
+}
+
+// One token as (B,H,D) or (B,H) becomes a token axis of one.
+template <class View>
+View with_token_axis(View view) {
+  if (view.rank == View::max_rank) return view;  // too many axes already: left to validation
+  for (int axis = view.rank++; axis > 1; --axis) {
+    view.shape.at(axis) = view.shape.at(axis - 1);
+    view.strides.at(axis) = view.strides.at(axis - 1);
+  }
+  view.shape[1] = 1;
+  view.strides[1] = 0;
+  return view;
 }
 
 Tensor mlstm_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f, const Tensor& C,
@@ -271,20 +321,22 @@ Tensor mlstm_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tenso
                   std::int64_t normalizer, double eps, std::optional<double> qk_scale, std::optional<double> soft_cap,
                   bool head_first) {
   const Place place(q);
-  const Views views(place, head_first);
+  const bool one_token = q.dim() == 3;
+  const Views views(place, head_first && !one_token);
+  const auto tokens = [&](auto view) { return one_token ? with_token_axis(view) : view; };
   const Tensor h = place.empty_like(v);
   const tfla::MlstmStep args{
-      .q = views.input("q", q),
-      .k = views.input("k", k),
-      .v = views.input("v", v),
-      .i = views.input("i", i),
-      .f = views.input("f", f),
-      .h = views.output("h", h),
+      .q = tokens(views.input("q", q)),
+      .k = tokens(views.input("k", k)),
+      .v = tokens(views.input("v", v)),
+      .i = tokens(views.input("i", i)),
+      .f = tokens(views.input("f", f)),
+      .h = tokens(views.output("h", h)),
       .state = {views.in_place("state.C", C), views.in_place("state.n", n), views.in_place("state.m", m)},
       .slots = views.plain("slots", slots),
       .options = options_of(gate, normalizer, eps, qk_scale, soft_cap, false, 0, 0),
   };
-  run<tfla::MlstmStep>(args, place, tfla::step);
+  run<tfla::MlstmStep>(tfla::Operation::step, args, place, tfla::step);
   return h;
 }
 
@@ -296,8 +348,9 @@ Tensor mlstm_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tenso
 #define TFLA_INITIAL "Tensor? C, Tensor? n, Tensor? m, Tensor? cu_seqlens, "
 
 STABLE_TORCH_LIBRARY(tfla, library) {
-  library.def("mlstm(" TFLA_INPUTS TFLA_INITIAL TFLA_FAMILY TFLA_TRAINING
-              ", bool output_final_state) -> (Tensor, Tensor, Tensor, Tensor)");
+  library.def("mlstm(" TFLA_INPUTS TFLA_INITIAL TFLA_FAMILY TFLA_TRAINING ") -> Tensor");
+  library.def("mlstm_with_state(" TFLA_INPUTS TFLA_INITIAL TFLA_FAMILY TFLA_TRAINING
+              ") -> (Tensor, Tensor, Tensor, Tensor)");
   library.def("mlstm_backward(Tensor dh, Tensor? dC, Tensor? dn, " TFLA_INPUTS TFLA_INITIAL TFLA_FAMILY TFLA_TRAINING
               ") -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   library.def("mlstm_step(" TFLA_INPUTS "Tensor(a!) C, Tensor(b!) n, Tensor(c!) m, Tensor? slots, " TFLA_FAMILY
@@ -306,12 +359,14 @@ STABLE_TORCH_LIBRARY(tfla, library) {
 
 STABLE_TORCH_LIBRARY_IMPL(tfla, CPU, library) {
   library.impl("mlstm", TORCH_BOX(&mlstm));
+  library.impl("mlstm_with_state", TORCH_BOX(&mlstm_with_state));
   library.impl("mlstm_backward", TORCH_BOX(&mlstm_backward));
   library.impl("mlstm_step", TORCH_BOX(&mlstm_step));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(tfla, CUDA, library) {
   library.impl("mlstm", TORCH_BOX(&mlstm));
+  library.impl("mlstm_with_state", TORCH_BOX(&mlstm_with_state));
   library.impl("mlstm_backward", TORCH_BOX(&mlstm_backward));
   library.impl("mlstm_step", TORCH_BOX(&mlstm_step));
 }

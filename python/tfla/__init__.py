@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tfla import distributed, nn
-    from tfla.ops import mlstm, mlstm_parallel, mlstm_recurrent, mlstm_step
+    from tfla.ops import State, mlstm, mlstm_parallel, mlstm_recurrent, mlstm_step
 
 __version__ = "0.1.0"
-__all__ = ["distributed", "mlstm", "mlstm_parallel", "mlstm_recurrent", "mlstm_step", "nn"]
+__all__ = ["State", "distributed", "mlstm", "mlstm_parallel", "mlstm_recurrent", "mlstm_step", "nn"]
 
-_FUNCTIONS = ("mlstm", "mlstm_parallel", "mlstm_recurrent", "mlstm_step")
+_FROM_OPS = ("State", "mlstm", "mlstm_parallel", "mlstm_recurrent", "mlstm_step")
 _MODULES = ("compat", "distributed", "jax", "nn", "ops")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FUNCTIONS:
+    if name in _FROM_OPS:
         value = getattr(importlib.import_module("tfla.ops"), name)
     elif name in _MODULES:
         value = importlib.import_module(f"tfla.{name}")

@@ -1,12 +1,6 @@
-"""What PyTorch needs to know about the operators beyond their kernels: shapes (fake kernels) and derivatives.
-
-The kernels and schemas are in bindings/torch.cc.
-"""
+"""Loads the operators (bindings/torch.cc) and tells PyTorch the shapes of what they return."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,66 +10,46 @@ from tfla import _native
 torch.ops.load_library(_native.library("libtfla_torch.so"))
 
 forward = torch.ops.tfla.mlstm.default
+forward_with_state = torch.ops.tfla.mlstm_with_state.default
 backward = torch.ops.tfla.mlstm_backward.default
 step = torch.ops.tfla.mlstm_step.default
 
-NO_SECOND_DERIVATIVE = "tfla: mlstm has no second derivative; its gradient was asked for a gradient (double backward)"
+
+def _on_one_device(*tensors: Tensor | None) -> None:
+    devices = {x.device for x in tensors if x is not None}
+    if len(devices) > 1:
+        raise ValueError(f"tfla: tensors are on {', '.join(sorted(map(str, devices)))}; all must be on one device")
 
 
-def state_dtype(q: Tensor) -> torch.dtype:
-    return torch.float64 if q.dtype == torch.float64 else torch.float32
+def _state_shapes(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, head_first: bool) -> list[tuple[int, ...]]:
+    states = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    shape = (states, v.shape[1 if head_first else 2], q.shape[3], v.shape[3])
+    return [shape, shape[:3], shape[:2]]
 
 
 @torch.library.register_fake("tfla::mlstm")
 def _(q, k, v, i, f, C, n, m, cu_seqlens, *options):
-    head_first, output_final_state = options[-2:]
-    h = v.new_empty(v.shape)
-    if not output_final_state:
-        return h, *(q.new_empty(0, dtype=torch.float32) for _ in range(3))
-    states = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    heads = v.shape[1 if head_first else 2]
-    shape = (states, heads, q.shape[3], v.shape[3])
-    return h, *(q.new_empty(shape[:axes], dtype=state_dtype(q)) for axes in (4, 3, 2))
+    _on_one_device(q, k, v, i, f, C, n, m, cu_seqlens)
+    return v.new_empty(v.shape)
+
+
+@torch.library.register_fake("tfla::mlstm_with_state")
+def _(q, k, v, i, f, C, n, m, cu_seqlens, *options):
+    _on_one_device(q, k, v, i, f, C, n, m, cu_seqlens)
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    shapes = _state_shapes(q, v, cu_seqlens, head_first=options[-1])
+    return (v.new_empty(v.shape), *(q.new_empty(shape, dtype=dtype) for shape in shapes))
 
 
 @torch.library.register_fake("tfla::mlstm_backward")
 def _(dh, dC, dn, q, k, v, i, f, C, n, m, cu_seqlens, *options):
+    _on_one_device(dh, dC, dn, q, k, v, i, f, C, n, m, cu_seqlens)
     grads = [x.new_empty(x.shape) for x in (q, k, v, i, f)]
     states = [q.new_empty(0, dtype=torch.float32) if x is None else x.new_empty(x.shape) for x in (C, n)]
     return (*grads, *states)
 
 
 @torch.library.register_fake("tfla::mlstm_step")
-def _(q, k, v, *rest):
+def _(q, k, v, i, f, C, n, m, slots, *options):
+    _on_one_device(q, k, v, i, f, C, n, m, slots)
     return v.new_empty(v.shape)
-
-
-def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-    q, k, v, i, f, C, n, m, cu_seqlens, *options = inputs
-    *ctx.options, output_final_state = options
-    ctx.set_materialize_grads(False)
-    # m fixes the scale of C and n and has no gradient of its own.
-    ctx.mark_non_differentiable(*(output[3:] if output_final_state else output[1:]))
-    ctx.save_for_backward(q, k, v, i, f, C, n, m, cu_seqlens)
-
-
-def _backward(ctx: Any, dh: Tensor | None, dC: Tensor | None, dn: Tensor | None, _dm: Tensor | None) -> tuple:
-    q, k, v, i, f, C, n, m, cu_seqlens = ctx.saved_tensors
-    nothing: Sequence[None] = (None,) * (len(ctx.options) + 3)
-    if dh is None:
-        if dC is None and dn is None:
-            return (None,) * 8 + tuple(nothing)
-        dh = torch.zeros_like(v)
-    grads = backward(dh, dC, dn, q, k, v, i, f, C, n, m, cu_seqlens, *ctx.options)
-    states = grads[5:] if C is not None else (None, None)
-    return (*grads[:5], *states, *nothing)
-
-
-torch.library.register_autograd("tfla::mlstm", _backward, setup_context=_setup_context)
-
-
-def _refuse(ctx: Any, *grads: Tensor) -> None:
-    raise RuntimeError(NO_SECOND_DERIVATIVE)
-
-
-torch.library.register_autograd("tfla::mlstm_backward", _refuse, setup_context=lambda ctx, inputs, output: None)
