@@ -1,0 +1,100 @@
+"""The operator with its input and forget gates."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tfla._options import Gate, Normalizer
+from tfla.ops import State, mlstm, mlstm_step
+
+Mode = Literal["train", "prefill", "decode"]
+
+
+class MLSTMCell(nn.Module):
+    """Gates from the layer's input, then the operator on q, k, v.
+
+    Gate weights begin at zero and biases at -10 (input) and linspace(3, 6) over heads (forget), so that a new cell
+    remembers long and takes up input slowly; pre-activations are capped softly at `soft_cap`.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        gate: Gate = "exp",
+        normalizer: Normalizer | None = None,
+        eps: float = 1e-6,
+        soft_cap: float | None = 15.0,
+        chunk_size: int | None = None,
+        exact_normalizer_grad: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.gate: Gate = gate
+        self.normalizer: Normalizer | None = normalizer
+        self.eps = eps
+        self.soft_cap = soft_cap
+        self.chunk_size = chunk_size
+        self.exact_normalizer_grad = exact_normalizer_grad
+        self.input_gate = nn.Linear(dim, heads, device=device, dtype=dtype)
+        self.forget_gate = nn.Linear(dim, heads, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        for linear in (self.input_gate, self.forget_gate):
+            linear.weight.zero_()
+        self.input_gate.bias.fill_(-10.0)
+        self.forget_gate.bias.copy_(torch.linspace(3.0, 6.0, self.heads))
+
+    def forward(
+        self,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: State | None = None,
+        *,
+        mode: Mode = "train",
+        cu_seqlens: Tensor | None = None,
+        slots: Tensor | None = None,
+    ) -> tuple[Tensor, State | None]:
+        """h (B,T,H,dhv) and the state after it, for x (B,T,dim), q, k (B,T,Hqk,dqk), v (B,T,H,dhv).
+
+        mode "train" returns no state; "prefill" returns one; "decode" updates the given one in place and returns it.
+        """
+        i, f = self._pre_activation(self.input_gate, x), self._pre_activation(self.forget_gate, x)
+        if mode == "decode":
+            if state is None or cu_seqlens is not None:
+                raise ValueError("tfla: mode is 'decode', which needs state and takes no cu_seqlens")
+            h = mlstm_step(
+                q, k, v, i, f, state, gate=self.gate, normalizer=self.normalizer, slots=slots, eps=self.eps,
+                soft_cap=self.soft_cap,
+            )  # fmt: skip
+            return h, state
+        if mode not in ("train", "prefill"):
+            raise ValueError(f"tfla: mode is {mode!r}; it must be 'train', 'prefill' or 'decode'")
+        if slots is not None:
+            raise ValueError(f"tfla: slots is given with mode {mode!r}; only 'decode' takes slots")
+        result = mlstm(
+            q, k, v, i, f, gate=self.gate, normalizer=self.normalizer, initial_state=state, cu_seqlens=cu_seqlens,
+            output_final_state=mode == "prefill", chunk_size=self.chunk_size, eps=self.eps, soft_cap=self.soft_cap,
+            exact_normalizer_grad=self.exact_normalizer_grad,
+        )  # fmt: skip
+        return result if mode == "prefill" else (result, None)
+
+    @staticmethod
+    def _pre_activation(linear: nn.Linear, x: Tensor) -> Tensor:
+        # The bias is the larger part; added in float32 it is not rounded to 16 bits under autocast.
+        product = F.linear(x, linear.weight)
+        return product + linear.bias if product.dtype == torch.float64 else product.float() + linear.bias.float()
+
+    def extra_repr(self) -> str:
+        return f"gate={self.gate!r}, normalizer={self.normalizer!r}, eps={self.eps}, soft_cap={self.soft_cap}"
