@@ -61,3 +61,13 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     difference = torch.linalg.vector_norm(actual - expected)
     size = torch.linalg.vector_norm(expected)
     return float(difference / size) if size > 0 else float(difference)
+
+
+# Relative errors allowed: of values, of gradients. Those of docs/numerics.md; for 16-bit types half a unit in the last
+# place of the result, which is what a tensor of few elements may be off by, plus the float32 arithmetic.
+BOUNDS = {
+    torch.float64: (1e-10, 1e-10),
+    torch.float32: (1e-5, 1e-4),
+    torch.bfloat16: (2**-8 + 1e-5, 2**-8 + 1e-4),
+    torch.float16: (2**-11 + 1e-5, 2**-11 + 1e-4),
+}

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tfla import _torch_library as library
+from tfla._autograd import call
 from tfla._options import CHUNKWISE, Gate, Layout, Normalizer
 from tfla.ops import InitialState, State, _autocast, _codes, _positive
 
@@ -28,8 +29,8 @@ __all__ = ["mlstm"]
 # torch 2.13 renamed it.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
-# The max state of nothing, for the exponential gate: far below any that an input gate can lead to.
-_NOTHING = -1e4
+# The max state of nothing, for the exponential gate: so low that what an input gate brings is above it, or is nothing too.
+_NOTHING = -1e3
 
 
 def mlstm(
@@ -72,8 +73,11 @@ def mlstm(
     options = (
         gate_code, normalizer_code, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk, CHUNKWISE, head_first
     )  # fmt: skip
-    h, *final = _ContextParallel.apply(group, options, m, q, k, v, i, f, C, n)
-    return (h, State(*final)) if output_final_state else h
+    if dist.get_world_size(group) == 1:
+        h, *final = call(library.forward_with_state, q, k, v, i, f, C, n, m, None, *options)
+    else:
+        h, *final = _ContextParallel.apply(group, options, m, q, k, v, i, f, C, n)
+    return (h, State(*final).detach()) if output_final_state else h
 
 
 class _ContextParallel(torch.autograd.Function):
