@@ -7,13 +7,13 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
-from inputs import make_inputs, make_state
-from reference import relative_error
 from torch.distributed.device_mesh import init_device_mesh
 
 import tfla
+from inputs import make_inputs, make_state
 from tfla import distributed
 from tfla.nn import MLSTMLayer
+from tfla.reference import relative_error
 
 CASES = {
     "exp": {},
@@ -60,7 +60,9 @@ def compare(options: dict, resets: bool, rank: int, ranks: int) -> None:
     results = {"h": (part, cut(h, axis, rank, ranks))}
     results |= {f"final {name}": pair for name, pair in zip("Cnm", zip(final, last, strict=True), strict=True)}
     pairs = zip(mine, whole, strict=True)
-    results |= {f"d{name}": (x.grad, cut(y.grad, axis, rank, ranks)) for name, (x, y) in zip("qkvif", pairs, strict=True)}
+    results |= {
+        f"d{name}": (x.grad, cut(y.grad, axis, rank, ranks)) for name, (x, y) in zip("qkvif", pairs, strict=True)
+    }
     if my_state is not None:
         results |= {f"d{name}": (my_state[j].grad, whole_state[j].grad) for j, name in enumerate(("C", "n"))}
     for name, (actual, expected) in results.items():
@@ -119,7 +121,9 @@ def main() -> None:
     what, rank, ranks, store = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
-    {"context": context, "data_parallel": data_parallel, "refuse_state_elsewhere": refuse_state_elsewhere}[what](rank, ranks)
+    {"context": context, "data_parallel": data_parallel, "refuse_state_elsewhere": refuse_state_elsewhere}[what](
+        rank, ranks
+    )
     dist.destroy_process_group()
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from inputs import Inputs, make_inputs, make_state
-from reference import BOUNDS, recurrence, relative_error
 
 import tfla
+from inputs import Inputs, make_inputs, make_state
+from tfla.reference import BOUNDS, recurrence, relative_error
 
 VARIANTS = [
     {},
@@ -98,9 +98,7 @@ def test_packed_sequences(layout, index_dtype):
 
     given = make_inputs(1, 64)
     cu_seqlens = torch.tensor(bounds, dtype=index_dtype)
-    check(
-        tfla.mlstm, given, {}, state=make_state(4, 2, 8, 12), reference=packed, layout=layout, cu_seqlens=cu_seqlens
-    )
+    check(tfla.mlstm, given, {}, state=make_state(4, 2, 8, 12), reference=packed, layout=layout, cu_seqlens=cu_seqlens)
 
 
 def test_slices_of_a_fused_projection():

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from inputs import make_inputs, make_state
-from reference import BOUNDS, recurrence, relative_error
 
 import tfla
+from inputs import make_inputs, make_state
+from tfla.reference import BOUNDS, recurrence, relative_error
 
 BATCH, HEADS, DQK, DHV = 3, 2, 8, 12
 VARIANTS = [

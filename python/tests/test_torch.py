@@ -1,13 +1,13 @@
-"""The operators inside PyTorch: checks of the registration, gradcheck, torch.compile, autocast, checkpointing, torch.func."""
+"""The operators inside PyTorch: registration, derivatives, torch.compile, autocast, checkpointing, torch.func."""
 
 import pytest
 import torch
-from inputs import make_inputs, make_state
-from reference import BOUNDS, recurrence, relative_error
 from torch.utils.checkpoint import checkpoint
 
 import tfla
+from inputs import make_inputs, make_state
 from tfla import _torch_library as library
+from tfla.reference import BOUNDS, recurrence, relative_error
 
 DOUBLE = torch.float64
 OPTIONS = (0, 0, 1e-6, None, None, False, 0, 0, False)  # as in the schemas of bindings/torch.cc
@@ -178,7 +178,7 @@ def test_activation_checkpointing(use_reentrant):
 
 
 def test_views_are_not_copied():
-    """Both layouts of the same memory take the same path: equal bits, and nothing of the size of q is allocated twice."""
+    """Both layouts of the same memory take the same path: equal bits, and no operator that copies."""
     given = make_inputs(1, 512, 4, 64, 64)
     one = tfla.mlstm(*given)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:

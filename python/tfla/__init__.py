@@ -19,16 +19,20 @@ __version__ = "0.1.0"
 __all__ = ["State", "distributed", "mlstm", "mlstm_parallel", "mlstm_recurrent", "mlstm_step", "nn"]
 
 _FROM_OPS = ("State", "mlstm", "mlstm_parallel", "mlstm_recurrent", "mlstm_step")
-_MODULES = ("compat", "distributed", "jax", "nn", "ops")
+_MODULES = ("check", "compat", "distributed", "info", "jax", "nn", "ops", "reference")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FROM_OPS:
-        value = getattr(importlib.import_module("tfla.ops"), name)
-    elif name in _MODULES:
-        value = importlib.import_module(f"tfla.{name}")
-    else:
+    if name not in _FROM_OPS and name not in _MODULES:
         raise AttributeError(f"module 'tfla' has no attribute '{name}'")
+    try:
+        value = importlib.import_module("tfla.ops" if name in _FROM_OPS else f"tfla.{name}")
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "jax", "jaxlib"):
+            raise
+        raise ImportError(f"tfla: tfla.{name} needs {error.name}, which is not installed", name=error.name) from error
+    if name in _FROM_OPS:
+        value = getattr(value, name)
     globals()[name] = value
     return value
 

@@ -37,8 +37,8 @@ def _refuse(ctx: Any, *grads: Tensor | None) -> None:
     raise RuntimeError("tfla: mlstm was asked for a second derivative (double backward); it has first derivatives only")
 
 
-# Three ways to the same two functions. This one serves torch.compile and whoever calls torch.ops.tfla; called eagerly it
-# costs more than 100 us of host time, and torch.func does not go through it.
+# Three ways to the same two functions. This one serves torch.compile and whoever calls torch.ops.tfla; called eagerly
+# it costs several times the host time of the next one, and torch.func does not go through it.
 def _registered_backward(ctx: Any, *grads: Tensor | None) -> tuple:
     return (*_gradients(library.backward, ctx, *grads), *(None,) * (TENSORS - DIFFERENTIABLE + len(ctx.options)))
 
@@ -57,7 +57,9 @@ class _Eager(torch.autograd.Function):
     dispatcher's autograd layer is skipped, since it has nothing to do in here."""
 
     @staticmethod
-    def forward(ctx: Any, operator: Any, options: tuple, m: Tensor | None, cu_seqlens: Tensor | None, *inputs: Any) -> Any:
+    def forward(
+        ctx: Any, operator: Any, options: tuple, m: Tensor | None, cu_seqlens: Tensor | None, *inputs: Any
+    ) -> Any:
         with _below_autograd():
             output = operator(*inputs, m, cu_seqlens, *options)
         _save(ctx, (*inputs, m, cu_seqlens, *options), output)

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from tfla import _native
 
+if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10):
+    raise ImportError(f"tfla: torch is {torch.__version__}; it must be 2.10 or newer")
 torch.ops.load_library(_native.library("libtfla_torch.so"))
 
 forward = torch.ops.tfla.mlstm.default

@@ -28,7 +28,9 @@ def _register(name: str, tensors: int) -> None:
     def rule(info: Any, in_dims: tuple, *inputs: Any) -> Any:
         size, cu_seqlens = info.batch_size, inputs[tensors - 1]
         if cu_seqlens is not None:
-            raise ValueError("tfla: cu_seqlens is given under vmap; packed sequences lie in a batch of 1, so pack them all")
+            raise ValueError(
+                "tfla: cu_seqlens is given under vmap; packed sequences lie in a batch of 1, so pack them all"
+            )
         folded = [_fold(x, axis, size) for x, axis in zip(inputs[:tensors], in_dims[:tensors], strict=True)]
         output = operator(*folded, *inputs[tensors:])
         if isinstance(output, Tensor):

@@ -4,10 +4,10 @@ Rank r holds the r-th stretch of tokens. With b the sum of log f over a stretch,
 
     C_after = exp(b + m_before - m_after) C_before + exp(m_own - m_after) C_own
 
-where (C_own, m_own) is what the stretch makes of a state of nothing. So every rank computes its own state, one all-gather
-of (C, n, m, b) tells all of them, each merges those before it, and runs its tokens from there. In backward the same
-happens in the other direction with the gradients of the states. The merge is exact: results are those of one device up
-to rounding.
+where (C_own, m_own) is what the stretch makes of a state of nothing. So every rank computes its own state, one
+all-gather of (C, n, m, b) tells all of them, each merges those before it, and runs its tokens from there. In backward
+the same happens in the other direction with the gradients of the states. The merge is exact: results are those of one
+device up to rounding.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from torch import Tensor
 from tfla import _torch_library as library
 from tfla._autograd import call
 from tfla._options import CHUNKWISE, Gate, Layout, Normalizer
-from tfla.ops import InitialState, State, _autocast, _codes, _positive
+from tfla.ops import InitialState, State, _autocast, _codes, _parts, _positive
 
 __all__ = ["mlstm"]
 
 # torch 2.13 renamed it.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
-# The max state of nothing, for the exponential gate: so low that what an input gate brings is above it, or is nothing too.
+# The max state of nothing, for the exponential gate: so low that what an input gate brings is above it or nothing too.
 _NOTHING = -1e3
 
 
@@ -54,9 +54,10 @@ def mlstm(
 ) -> Tensor | tuple[Tensor, State]:
     """`tfla.mlstm` of a sequence whose tokens are spread over the ranks of `group`, in the order of ranks.
 
-    Every rank of the group calls it, with its own stretch of tokens: q, k, v, i, f and h are local. Stretches may differ
-    in length; B, H, dqk, dhv, dtypes and options must be the same. Backward is a collective call too: all ranks run it,
-    in the same order. Documents are separated by a forget gate of -inf at their first token (there is no cu_seqlens).
+    Every rank of the group calls it, with its own stretch of tokens: q, k, v, i, f and h are local. Stretches may
+    differ in length; B, H, dqk, dhv, dtypes and options must be the same. Backward is a collective call too: all ranks
+    run it, in the same order. Documents are separated by a forget gate of -inf at their first token (there is no
+    cu_seqlens).
 
     Args:
         group: a process group of torch.distributed: NCCL for CUDA tensors, gloo for CPU; None is the default group.
@@ -68,7 +69,7 @@ def mlstm(
     q, k, v = _autocast(q, k, v)
     if initial_state is not None and dist.get_rank(group) != 0:
         raise ValueError("tfla: initial_state is given on another rank than the first; it precedes the whole sequence")
-    C, n, m = (None, None, None) if initial_state is None else initial_state
+    C, n, m = _parts(initial_state)
     chunk = 0 if chunk_size is None else _positive("chunk_size", chunk_size)
     options = (
         gate_code, normalizer_code, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk, CHUNKWISE, head_first
@@ -102,7 +103,9 @@ class _ContextParallel(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dh: Tensor | None, *_: Any) -> tuple:
         if torch.is_grad_enabled():
-            raise RuntimeError("tfla: distributed.mlstm was asked for a second derivative; it has first derivatives only")
+            raise RuntimeError(
+                "tfla: distributed.mlstm was asked for a second derivative; it has first derivatives only"
+            )
         *tokens, C, n, m = ctx.saved_tensors
         rank, ranks = dist.get_rank(ctx.group), dist.get_world_size(ctx.group)
         if dh is None:  # the other ranks wait for this one

@@ -41,6 +41,16 @@ def _codes(gate: object, normalizer: object, layout: object) -> tuple[int, int, 
     raise AssertionError
 
 
+def _parts(state: InitialState | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    if state is None:
+        return None, None, None
+    try:
+        C, n, m = state
+    except (TypeError, ValueError):
+        raise ValueError("tfla: initial_state is not a triple (C, n, m)") from None
+    return C, n, m
+
+
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Under torch.autocast q, k, v take its dtype, as operands of matrix products do; gates and states keep theirs."""
     device = q.device.type
@@ -71,7 +81,7 @@ def _sequence(
 ) -> Any:
     gate_code, normalizer_code, head_first = _codes(gate, normalizer, layout)
     q, k, v = _autocast(q, k, v)
-    C, n, m = (None, None, None) if initial_state is None else initial_state
+    C, n, m = _parts(initial_state)
     inputs = (
         q, k, v, i, f, C, n, m, cu_seqlens, gate_code, normalizer_code, eps, qk_scale, soft_cap,
         exact_normalizer_grad, chunk_size, formulation, head_first,
@@ -229,15 +239,13 @@ def mlstm_step(
     """
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, i, f, *state)):
         raise RuntimeError(
-            "tfla: mlstm_step was given a tensor that requires a gradient, and has none; call it under torch.no_grad(), "
-            "or use mlstm with initial_state"
+            "tfla: mlstm_step was given a tensor that requires a gradient, and has none; "
+            "call it under torch.no_grad(), or use mlstm with initial_state"
         )
     gate_code, normalizer_code, head_first = _codes(gate, normalizer, layout)
     q, k, v = _autocast(q, k, v)
     C, n, m = state
-    return library.step(
-        q, k, v, i, f, C, n, m, slots, gate_code, normalizer_code, eps, qk_scale, soft_cap, head_first
-    )
+    return library.step(q, k, v, i, f, C, n, m, slots, gate_code, normalizer_code, eps, qk_scale, soft_cap, head_first)
 
 
 def _positive(name: str, value: int) -> int:

@@ -1,4 +1,4 @@
-"""Modules around the operator: `MLSTMCell` (gates and operator) and `MLSTMLayer` (projections, cell, norm, output gate)."""
+"""Modules around the operator: `MLSTMCell` (gates, operator), `MLSTMLayer` (projections, cell, norm, output gate)."""
 
 from tfla.nn.cell import MLSTMCell
 from tfla.nn.layer import MLSTMLayer

@@ -48,7 +48,9 @@ class MLSTMLayer(nn.Module):
         qk_dim, v_dim = round(qk_factor * dim), round(v_factor * dim)
         for name, size in (("qk_factor", qk_dim), ("v_factor", v_dim)):
             if size <= 0 or size % heads != 0:
-                raise ValueError(f"tfla: {name} makes {size} of dim {dim}; it must be a positive multiple of heads, {heads}")
+                raise ValueError(
+                    f"tfla: {name} makes {size} of dim {dim}; it must be a positive multiple of heads, {heads}"
+                )
         if norm not in ("layer", "rms"):
             raise ValueError(f"tfla: norm is {norm!r}; it must be 'layer' or 'rms'")
         self.heads, self.dqk, self.dhv = heads, qk_dim // heads, v_dim // heads
@@ -87,7 +89,9 @@ class MLSTMLayer(nn.Module):
             y = y.squeeze(1)
         return (y, after) if mode == "prefill" else y
 
-    def prefill(self, x: Tensor, state: State | None = None, *, cu_seqlens: Tensor | None = None) -> tuple[Tensor, State]:
+    def prefill(
+        self, x: Tensor, state: State | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """y and the state after the last token of x, beginning from `state`."""
         return self(x, state, mode="prefill", cu_seqlens=cu_seqlens)
 

@@ -1,4 +1,7 @@
-"""The mLSTM token by token in float64, differentiated by PyTorch: shares nothing with what it judges."""
+"""The mLSTM token by token in float64, differentiated by PyTorch: what tests and self-check judge by.
+
+It shares nothing with the kernels. Slow; for small inputs.
+"""
 
 from __future__ import annotations
 
