@@ -9,8 +9,8 @@ extern "C" {
 __attribute__((visibility("default"))) const char* tfla_version() { return tfla::version(); }
 
 // The plan of a call in words; or, with a result other than 0, why there is none. The text lives until the next call.
-__attribute__((visibility("default"))) int tfla_describe(int operation, int device, int dtype, const std::int64_t* shape,
-                                                         const char** text) {
+__attribute__((visibility("default"))) int tfla_describe(int operation, int device, int dtype,
+                                                         const std::int64_t* shape, const char** text) {
   static thread_local std::string answer;
   int status = 0;
   try {
@@ -23,8 +23,8 @@ __attribute__((visibility("default"))) int tfla_describe(int operation, int devi
                                 .sequences = shape[0],
                                 .longest = shape[1],
                                 .dtype = static_cast<tfla::DType>(dtype)};
-    answer = describe(tfla::plan(static_cast<tfla::Operation>(operation), call, {},
-                                 {.device = static_cast<tfla::Device>(device)}));
+    answer = describe(
+        tfla::plan(static_cast<tfla::Operation>(operation), call, {}, {.device = static_cast<tfla::Device>(device)}));
   } catch (const std::exception& error) {
     answer = error.what();
     status = 1;
