@@ -7,7 +7,7 @@ TFLA := build/release/tfla
 CUDA := $(if $(shell command -v nvcc),cuda)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test wheel gpu-test gpu-bundle bench format lint install clean deps release
+.PHONY: help run test wheel gpu-test gpu-bundle bench bench-python format lint install clean deps release
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,13 @@ bench: release  ## time tfla and mlstm_kernels side by side (PyTorch in .venv)
 	@tools/install_deps.sh bench
 	@tools/make_venv.sh .venv benchmarks/requirements.txt
 	.venv/bin/python benchmarks/compare_cpu.py
+
+bench-python:  ## host time that the Python package adds to a call
+	@tools/install_deps.sh build python
+	@tools/make_venv.sh .venv-python python/requirements.txt
+	@tools/build_python.sh .venv-python
+	@cmake --build build/bindings --target tfla_bare_calls
+	PYTHONPATH=python .venv-python/bin/python benchmarks/python_overhead.py
 
 format:  ## format C++ and Python in place
 	@tools/install_deps.sh lint

@@ -22,13 +22,18 @@ def _save(ctx: Any, inputs: tuple, output: Any) -> None:
         ctx.mark_non_differentiable(output[3])  # m fixes the scale of C and n and has no gradient of its own
 
 
+def _zeros_for(inputs: tuple) -> Tensor:
+    """The gradient of an h that nobody used."""
+    return torch.zeros_like(inputs[2], memory_format=torch.contiguous_format)
+
+
 def _gradients(backward: Any, ctx: Any, dh: Tensor | None, dC: Tensor | None = None, dn: Tensor | None = None, *_: Any):
     """Of q, k, v, i, f, C, n."""
     inputs = ctx.saved_tensors
     if dh is None:
         if dC is None and dn is None:
             return (None,) * DIFFERENTIABLE
-        dh = torch.zeros_like(inputs[2], memory_format=torch.contiguous_format)
+        dh = _zeros_for(inputs)
     grads = backward(dh, dC, dn, *inputs, *ctx.options)
     return grads if inputs[5] is not None else (*grads[:5], None, None)
 
@@ -53,24 +58,34 @@ _transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambd
 
 
 class _Eager(torch.autograd.Function):
-    """The lean way. Options travel as one object, since every input of a Function costs host time, and the
+    """The lean way: every input of a Function costs host time, so what has no gradient travels in one tuple, and the
     dispatcher's autograd layer is skipped, since it has nothing to do in here."""
 
     @staticmethod
-    def forward(
-        ctx: Any, operator: Any, options: tuple, m: Tensor | None, cu_seqlens: Tensor | None, *inputs: Any
-    ) -> Any:
+    def forward(ctx: Any, operator: Any, inputs: tuple, *differentiable: Tensor) -> Any:
         with _below_autograd():
-            output = operator(*inputs, m, cu_seqlens, *options)
-        _save(ctx, (*inputs, m, cu_seqlens, *options), output)
+            output = operator(*inputs)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*differentiable)
+        ctx.rest = inputs[DIFFERENTIABLE:]
+        if isinstance(output, tuple):
+            ctx.mark_non_differentiable(output[3])
         return output
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple:
+    def backward(ctx: Any, dh: Tensor | None, dC: Tensor | None = None, dn: Tensor | None = None, *_: Any) -> tuple:
+        saved = ctx.saved_tensors
+        if dh is None:
+            if dC is None and dn is None:
+                return (None,) * (2 + len(saved))
+            dh = _zeros_for(saved)
+        inputs = saved if len(saved) == DIFFERENTIABLE else (*saved, None, None)
         if torch.is_grad_enabled():  # a second derivative may follow: let the dispatcher see this call, and refuse
-            return (None, None, None, None, *_gradients(library.backward, ctx, *grads))
-        with _below_autograd():
-            return (None, None, None, None, *_gradients(library.backward, ctx, *grads))
+            grads = library.backward(dh, dC, dn, *inputs, *ctx.rest)
+        else:
+            with _below_autograd():
+                grads = library.backward(dh, dC, dn, *inputs, *ctx.rest)
+        return (None, None, *grads[: len(saved)])
 
 
 class _Transformed(torch.autograd.Function):
@@ -114,6 +129,6 @@ def call(operator: Any, *inputs: Any) -> Any:
     if _transforms_active():
         return _Transformed.apply(operator, inputs[TENSORS:], *inputs[:TENSORS])
     if torch.is_grad_enabled() or torch.autograd.forward_ad._current_level >= 0:
-        return _Eager.apply(operator, inputs[TENSORS:], inputs[7], inputs[8], *inputs[:DIFFERENTIABLE])
+        return _Eager.apply(operator, inputs, *inputs[: 5 if inputs[5] is None else DIFFERENTIABLE])
     with _below_autograd():
         return operator(*inputs)
