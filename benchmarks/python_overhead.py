@@ -107,11 +107,12 @@ class Bench:
         calls = {
             "forward": (lambda: tfla.mlstm(*self.leaves), lambda: Nothing.apply(*self.leaves)),
             "forward + backward": (self._train(tfla.mlstm), self._train(Nothing.apply)),
-            "step": (torch.no_grad()(lambda: tfla.mlstm_step(*self.inputs, self.state)), lambda: None),
+            "step": (lambda: tfla.mlstm_step(*self.inputs, self.state), lambda: None),
         }
         rows = []
         for name, (call, nothing) in calls.items():
-            op, bare = self.python(call), self.bare(name)
+            with torch.set_grad_enabled(name != "step"):
+                op, bare = self.python(call), self.bare(name)
             added = op - bare
             met = (op if name == "step" else added) <= TARGETS[name]
             times = {"op": op, "bare": bare, "added": added, "nothing": self.python(nothing), "target": TARGETS[name]}
