@@ -139,6 +139,12 @@ def test_compiled_layer():
     compiled(x).sum().backward()
 
 
+def test_exported_layer():
+    layer, x = make_layer(), torch.randn(2, 9, DIM)
+    exported = torch.export.export(layer, (x,))
+    assert torch.equal(exported.module()(x), layer(x))
+
+
 def test_modes_are_checked():
     layer, x = make_layer(), torch.randn(1, 4, DIM)
     for arguments, sentence in (

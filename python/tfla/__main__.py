@@ -21,10 +21,11 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _plans(device: str) -> list[str]:
-    dtype = "bfloat16" if device == "cuda" else "float32"
+def _plans(device: info.Device) -> list[str]:
+    dtype: info.DType = "bfloat16" if device == "cuda" else "float32"
+    operations: tuple[info.Operation, ...] = ("forward", "backward", "step")
     lines = []
-    for operation in ("forward", "backward", "step"):
+    for operation in operations:
         shape = SHAPE if operation != "step" else SHAPE | {"tokens": 1}
         plan = info.describe(operation, dtype=dtype, device=device, **shape)
         rows = dict(line.split(maxsplit=1) for line in plan.splitlines() if line.strip())
@@ -34,8 +35,9 @@ def _plans(device: str) -> list[str]:
 
 def _devices() -> list[str]:
     """Prints the devices and returns those a call can run on."""
-    usable = []
-    for device in ("cpu", "cuda"):
+    devices: tuple[info.Device, ...] = ("cpu", "cuda")
+    usable: list[str] = []
+    for device in devices:
         try:
             lines = _plans(device)
         except RuntimeError as error:

@@ -14,7 +14,7 @@ HEAD_FIRST = {"bthd": False, "bhtd": True}
 CHUNKWISE, PARALLEL, RECURRENT = 0, 1, 2
 
 
-def unknown(name: str, value: object, accepted: object) -> ValueError:
+def unknown(name: str, value: object, accepted: tuple[object, ...]) -> ValueError:
     """The error for an option that is not among its accepted values."""
-    words = [repr(word) for word in accepted]  # type: ignore[attr-defined]
+    words = [repr(word) for word in accepted]
     return ValueError(f"tfla: {name} is {value!r}; it must be {', '.join(words[:-1])} or {words[-1]}")

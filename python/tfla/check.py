@@ -47,15 +47,15 @@ def run(device: str) -> list[Row]:
             errors = {"h": relative_error(h.cpu(), wanted) / bound}
             errors["C"] = relative_error(state.C.cpu(), wanted_state[0]) / BOUNDS[state.C.dtype][0]
             for name, x, y in zip("qkvif", leaves, exact, strict=True):
+                assert x.grad is not None and y.grad is not None
                 errors[f"d{name}"] = relative_error(x.grad.cpu(), y.grad) / grad_bound
             with torch.no_grad():
                 for name, function in (("parallel", mlstm_parallel), ("recurrent", mlstm_recurrent)):
                     errors[name] = relative_error(function(*given, **options).cpu(), wanted) / bound
                 pool = State.zeros(2, 4, 16, 24, device=device, dtype=state.C.dtype)
-                stepped = torch.stack(
-                    [mlstm_step(*(x[:, t] for x in given), pool, **options) for t in range(70)], dim=1
-                )
-                errors["step"] = relative_error(stepped.cpu(), wanted) / bound
+                tokens = [[x[:, t] for x in given] for t in range(70)]
+                h = torch.stack([mlstm_step(q, k, v, i, f, pool, **options) for q, k, v, i, f in tokens], dim=1)
+                errors["step"] = relative_error(h.cpu(), wanted) / bound
             worst = max(errors, key=lambda name: float("inf") if errors[name] != errors[name] else errors[name])
             variant = ", ".join(f"{key} {value}" for key, value in options.items()) or "default"
             rows.append(Row(f"{str(dtype).removeprefix('torch.')}, {variant}", worst, errors[worst]))

@@ -8,6 +8,10 @@ from typing import Literal
 
 from tfla import _native
 
+Operation = Literal["forward", "backward", "step"]
+Device = Literal["cpu", "cuda"]
+DType = Literal["float32", "float64", "bfloat16", "float16"]
+
 OPERATIONS = {"forward": 0, "backward": 1, "step": 2}
 DEVICES = {"cpu": 0, "cuda": 1}
 DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
@@ -26,15 +30,15 @@ def library_version() -> str:
 
 
 def describe(
-    operation: Literal["forward", "backward", "step"],
+    operation: Operation,
     *,
     batch: int = 1,
     tokens: int = 1,
     heads: int = 1,
     dqk: int,
     dhv: int,
-    dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32",
-    device: Literal["cpu", "cuda"] = "cpu",
+    dtype: DType = "float32",
+    device: Device = "cpu",
 ) -> str:
     """The plan of such a call, in words. RuntimeError with the reason where this build or machine cannot run it."""
     shape = (ctypes.c_int64 * 5)(batch, tokens, heads, dqk, dhv)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ from tfla._options import (
 )
 from tfla.state import State
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 __all__ = ["State", "mlstm", "mlstm_parallel", "mlstm_recurrent", "mlstm_step"]
 
 InitialState = State | tuple[Tensor, Tensor, Tensor]
@@ -34,11 +37,12 @@ def _codes(gate: object, normalizer: object, layout: object) -> tuple[int, int, 
         return GATES[gate], NORMALIZERS[normalizer], HEAD_FIRST[layout]  # type: ignore[index]
     except (KeyError, TypeError):
         pass
-    options = {"gate": (gate, GATES), "normalizer": (normalizer, NORMALIZERS), "layout": (layout, HEAD_FIRST)}
-    for name, (value, accepted) in options.items():
-        if value not in tuple(accepted):
-            raise unknown(name, value, tuple(accepted))
-    raise AssertionError
+    options: dict[str, tuple[object, tuple[object, ...]]] = {
+        "gate": (gate, tuple(GATES)),
+        "normalizer": (normalizer, tuple(NORMALIZERS)),
+        "layout": (layout, tuple(HEAD_FIRST)),
+    }
+    raise next(unknown(name, value, accepted) for name, (value, accepted) in options.items() if value not in accepted)
 
 
 def _parts(state: InitialState | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -92,14 +96,44 @@ def _sequence(
     return h, State(*state)
 
 
-# fmt: off
+class _Options(TypedDict, total=False):
+    gate: Gate
+    normalizer: Normalizer | None
+    initial_state: InitialState | None
+    cu_seqlens: Tensor | None
+    qk_scale: float | None
+    eps: float
+    soft_cap: float | None
+    layout: Layout
+    exact_normalizer_grad: bool
+
+
+class _ChunkwiseOptions(_Options, total=False):
+    chunk_size: int | None
+
+
 @overload
-def mlstm(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, *, output_final_state: Literal[False] = False,
-          **options: Any) -> Tensor: ...
+def mlstm(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    i: Tensor,
+    f: Tensor,
+    *,
+    output_final_state: Literal[False] = False,
+    **options: Unpack[_ChunkwiseOptions],
+) -> Tensor: ...
 @overload
-def mlstm(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, *, output_final_state: Literal[True],
-          **options: Any) -> tuple[Tensor, State]: ...
-# fmt: on
+def mlstm(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    i: Tensor,
+    f: Tensor,
+    *,
+    output_final_state: Literal[True],
+    **options: Unpack[_ChunkwiseOptions],
+) -> tuple[Tensor, State]: ...
 def mlstm(
     q: Tensor,
     k: Tensor,
@@ -157,6 +191,28 @@ def mlstm(
     )  # fmt: skip
 
 
+@overload
+def mlstm_parallel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    i: Tensor,
+    f: Tensor,
+    *,
+    output_final_state: Literal[False] = False,
+    **options: Unpack[_Options],
+) -> Tensor: ...
+@overload
+def mlstm_parallel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    i: Tensor,
+    f: Tensor,
+    *,
+    output_final_state: Literal[True],
+    **options: Unpack[_Options],
+) -> tuple[Tensor, State]: ...
 def mlstm_parallel(
     q: Tensor,
     k: Tensor,
@@ -182,6 +238,28 @@ def mlstm_parallel(
     )  # fmt: skip
 
 
+@overload
+def mlstm_recurrent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    i: Tensor,
+    f: Tensor,
+    *,
+    output_final_state: Literal[False] = False,
+    **options: Unpack[_Options],
+) -> Tensor: ...
+@overload
+def mlstm_recurrent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    i: Tensor,
+    f: Tensor,
+    *,
+    output_final_state: Literal[True],
+    **options: Unpack[_Options],
+) -> tuple[Tensor, State]: ...
 def mlstm_recurrent(
     q: Tensor,
     k: Tensor,

@@ -35,9 +35,8 @@ def recurrence(
         i, f = (soft_cap * torch.tanh(x / soft_cap) for x in (i, f))
     log_f = F.logsigmoid(f)
     log_i = i if gate == "exp" else F.logsigmoid(i)
-    if state is None:
-        state = tuple(v.new_zeros((batch, heads, dqk, dhv)[:axes]) for axes in (4, 3, 2))
-    C, n, m = (x.double() for x in state)
+    given = state or [v.new_zeros((batch, heads, dqk, dhv)[:axes]) for axes in (4, 3, 2)]
+    C, n, m = (x.double() for x in given)
     m = m.detach()
     scale = dqk**-0.5 if qk_scale is None else qk_scale
     rows = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -83,12 +83,19 @@ class MLSTMCell(nn.Module):
             raise ValueError(f"tfla: mode is {mode!r}; it must be 'train', 'prefill' or 'decode'")
         if slots is not None:
             raise ValueError(f"tfla: slots is given with mode {mode!r}; only 'decode' takes slots")
-        result = mlstm(
-            q, k, v, i, f, gate=self.gate, normalizer=self.normalizer, initial_state=state, cu_seqlens=cu_seqlens,
-            output_final_state=mode == "prefill", chunk_size=self.chunk_size, eps=self.eps, soft_cap=self.soft_cap,
-            exact_normalizer_grad=self.exact_normalizer_grad,
-        )  # fmt: skip
-        return result if mode == "prefill" else (result, None)
+        options: dict[str, Any] = {
+            "gate": self.gate,
+            "normalizer": self.normalizer,
+            "initial_state": state,
+            "cu_seqlens": cu_seqlens,
+            "chunk_size": self.chunk_size,
+            "eps": self.eps,
+            "soft_cap": self.soft_cap,
+            "exact_normalizer_grad": self.exact_normalizer_grad,
+        }
+        if mode == "prefill":
+            return mlstm(q, k, v, i, f, output_final_state=True, **options)
+        return mlstm(q, k, v, i, f, **options), None
 
     @staticmethod
     def _pre_activation(linear: nn.Linear, x: Tensor) -> Tensor:
