@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from inputs import make_inputs, make_state
 
 import tfla
+from inputs import make_inputs, make_state
 from tfla import info
 from tfla.reference import BOUNDS, recurrence, relative_error
 

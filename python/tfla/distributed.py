@@ -12,6 +12,7 @@ device up to rounding.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tenso
 _NOTHING = -1e3
 
 
+@torch.compiler.disable  # the collectives stay outside of compiled graphs
 def mlstm(
     q: Tensor,
     k: Tensor,
@@ -146,19 +148,21 @@ def _log_decay(f: Tensor, options: tuple) -> Tensor:
     return F.logsigmoid(f).sum(2 if head_first else 1)
 
 
-def _all_gather(tensors: Any, group: Any) -> list[list[Tensor]]:
+def _all_gather(tensors: Sequence[Tensor], group: Any) -> list[list[Tensor]]:
     """The same tensors of every rank, by one collective on their bytes."""
-    parts = [x.contiguous().view(torch.uint8).flatten() for x in tensors]
-    mine = torch.cat(parts)
+    sizes = [x.numel() * x.element_size() for x in tensors]
+    room = [-(-size // 16) * 16 for size in sizes]  # so that each begins where its dtype may
+
+    def parts(row: Tensor) -> list[Tensor]:
+        slots = zip(row.split(room), sizes, tensors, strict=True)
+        return [slot[:size].view(x.dtype).view(x.shape) for slot, size, x in slots]
+
+    mine = torch.zeros(sum(room), dtype=torch.uint8, device=tensors[0].device)
+    for slot, x in zip(parts(mine), tensors, strict=True):
+        slot.copy_(x)
     gathered = mine.new_empty(dist.get_world_size(group) * mine.numel())
     _gather(gathered, mine, group=group)
-
-    def unpack(row: Tensor) -> list[Tensor]:
-        pieces = row.split([part.numel() for part in parts])
-        # cloned: a piece may begin at an address its dtype is not aligned to
-        return [piece.clone().view(x.dtype).view(x.shape) for piece, x in zip(pieces, tensors, strict=True)]
-
-    return [unpack(row) for row in gathered.view(-1, mine.numel())]
+    return [parts(row) for row in gathered.split(mine.numel())]
 
 
 def _merge(everyone: list[list[Tensor]]) -> list[State]:
