@@ -9,11 +9,14 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
+#include <span>
 #include <string>
 #include <tuple>
+#include <type_traits>
 
 #include "tfla/tfla.h"
 
@@ -41,6 +44,12 @@ tfla::DType dtype_of(const char* name, const Tensor& tensor) {
   }
   throw InvalidArgument(std::string("tfla: ") + name +
                         " has a dtype other than float32, float64, bfloat16, float16, int32 and int64");
+}
+
+std::int64_t rank_of(const char* name, const Tensor& tensor) {
+  const std::int64_t rank = tensor.dim();
+  if (rank >= 1 && rank <= TensorView::max_rank) return rank;
+  throw InvalidArgument(std::string("tfla: ") + name + " has " + std::to_string(rank) + " axes; it must have 1 to 4");
 }
 
 // Where a call runs: the device of q, and torch's current stream and number of threads there.
@@ -82,9 +91,8 @@ class Place {
   [[nodiscard]] Tensor empty(ScalarType dtype, std::initializer_list<std::int64_t> shape) const {
     return empty(dtype, shape.begin(), static_cast<std::int64_t>(shape.size()));
   }
-  [[nodiscard]] Tensor empty_like(const Tensor& tensor) const {
-    const auto shape = tensor.sizes();
-    return empty(tensor.scalar_type(), shape.data(), static_cast<std::int64_t>(shape.size()));
+  [[nodiscard]] Tensor empty_like(const char* name, const Tensor& tensor) const {
+    return empty(tensor.scalar_type(), tensor.sizes().data(), rank_of(name, tensor));
   }
   [[nodiscard]] Tensor nothing() const { return empty(ScalarType::Float, {0}); }
 
@@ -96,10 +104,7 @@ class Place {
 
 template <class View>
 View view_of(const char* name, const Tensor& tensor) {
-  const std::int64_t rank = tensor.dim();
-  if (rank < 1 || rank > View::max_rank) {
-    throw InvalidArgument(std::string("tfla: ") + name + " has " + std::to_string(rank) + " axes; it must have 1 to 4");
-  }
+  const std::int64_t rank = rank_of(name, tensor);
   View view;
   if constexpr (std::is_same_v<View, TensorView>)
     view.data = tensor.const_data_ptr();
@@ -149,17 +154,23 @@ class Views {
   bool head_first_;
 };
 
+// A number that is none of the enumeration's stays none of them, for validation to refuse.
+template <class Enumeration>
+Enumeration enumerator(std::int64_t value) {
+  return static_cast<Enumeration>(value < 0 || value > 255 ? 255 : value);
+}
+
 tfla::MlstmOptions options_of(std::int64_t gate, std::int64_t normalizer, double eps, std::optional<double> qk_scale,
                               std::optional<double> soft_cap, bool exact_normalizer_grad, std::int64_t chunk_size,
                               std::int64_t formulation) {
-  return {.gate = static_cast<tfla::InputGate>(gate),
-          .normalizer = static_cast<tfla::Normalizer>(normalizer),
+  return {.gate = enumerator<tfla::InputGate>(gate),
+          .normalizer = enumerator<tfla::Normalizer>(normalizer),
           .eps = eps,
           .qk_scale = qk_scale,
           .soft_cap = soft_cap,
           .exact_normalizer_grad = exact_normalizer_grad,
           .chunk_size = chunk_size,
-          .formulation = static_cast<tfla::Formulation>(formulation)};
+          .formulation = enumerator<tfla::Formulation>(formulation)};
 }
 
 // The plan from shapes alone, so that arguments are validated once, when they are run. Where they are not of the kind a
@@ -220,7 +231,7 @@ Tensor mlstm(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i,
              std::int64_t normalizer, double eps, std::optional<double> qk_scale, std::optional<double> soft_cap,
              bool exact_normalizer_grad, std::int64_t chunk_size, std::int64_t formulation, bool head_first) {
   const Place place(q);
-  const Tensor h = place.empty_like(v);
+  const Tensor h = place.empty_like("v", v);
   const auto options =
       options_of(gate, normalizer, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size, formulation);
   const auto args = forward_args(Views(place, head_first), q, k, v, i, f, C, n, m, cu_seqlens, h, options);
@@ -236,7 +247,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> mlstm_with_state(
     bool exact_normalizer_grad, std::int64_t chunk_size, std::int64_t formulation, bool head_first) {
   const Place place(q);
   const Views views(place, head_first);
-  const Tensor h = place.empty_like(v);
+  const Tensor h = place.empty_like("v", v);
   const auto options =
       options_of(gate, normalizer, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size, formulation);
   auto args = forward_args(views, q, k, v, i, f, C, n, m, cu_seqlens, h, options);
@@ -271,13 +282,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> mlstm_backwar
   const Tensor dh_rows = with_rows(dh);
   const MaybeTensor dC_rows = with_rows(dC);
   const MaybeTensor dn_rows = with_rows(dn);
-  const Tensor dq = place.empty_like(q);
-  const Tensor dk = place.empty_like(k);
-  const Tensor dv = place.empty_like(v);
-  const Tensor di = place.empty_like(i);
-  const Tensor df = place.empty_like(f);
-  const Tensor dC0 = C ? place.empty_like(*C) : place.nothing();
-  const Tensor dn0 = n ? place.empty_like(*n) : place.nothing();
+  const Tensor dq = place.empty_like("q", q);
+  const Tensor dk = place.empty_like("k", k);
+  const Tensor dv = place.empty_like("v", v);
+  const Tensor di = place.empty_like("i", i);
+  const Tensor df = place.empty_like("f", f);
+  const Tensor dC0 = C ? place.empty_like("initial_state.C", *C) : place.nothing();
+  const Tensor dn0 = n ? place.empty_like("initial_state.n", *n) : place.nothing();
   tfla::MlstmBackward args{
       .q = views.input("q", q),
       .k = views.input("k", k),
@@ -324,7 +335,7 @@ Tensor mlstm_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tenso
   const bool one_token = q.dim() == 3;
   const Views views(place, head_first && !one_token);
   const auto tokens = [&](auto view) { return one_token ? with_token_axis(view) : view; };
-  const Tensor h = place.empty_like(v);
+  const Tensor h = place.empty_like("v", v);
   const tfla::MlstmStep args{
       .q = tokens(views.input("q", q)),
       .k = tokens(views.input("k", k)),

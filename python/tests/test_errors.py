@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import tfla
+from tfla import _torch_library as library
 from inputs import make_inputs, make_state
 
 GIVEN = make_inputs(2, 4, 2, 8, 12)
@@ -18,6 +19,7 @@ REFUSED = {
     "rank of q": (lambda: tfla.mlstm(*replaced(q=GIVEN.q[0])), "q has 3 axes"),
     "rank of v": (lambda: tfla.mlstm(*replaced(v=GIVEN.v[0])), "v has 3 axes"),
     "five axes": (lambda: tfla.mlstm(*replaced(q=GIVEN.q[None])), "q has 5 axes"),
+    "five axes of v": (lambda: tfla.mlstm(*replaced(v=GIVEN.v[None])), "v has 5 axes"),
     "k's shape": (lambda: tfla.mlstm(*replaced(k=GIVEN.k[..., :4])), "k has shape"),
     "heads": (lambda: tfla.mlstm(*replaced(v=torch.randn(2, 4, 3, 12))), "v has 3 heads and q has 2"),
     "strides": (lambda: tfla.mlstm(*replaced(q=torch.randn(2, 4, 2, 16)[..., ::2])), "q has"),
@@ -64,6 +66,12 @@ def test_refused(case):
     call, sentence = REFUSED[case]
     with pytest.raises(ValueError, match=rf"^tfla: .*{sentence}"):
         call()
+
+
+def test_registered_operator_refuses_unknown_numbers():
+    for gate in (2, -1, 256):
+        with pytest.raises(ValueError, match=r"tfla: options.gate is not one of"):
+            library.forward(*GIVEN, None, None, None, None, gate, 0, 1e-6, None, None, False, 0, 0, False)
 
 
 def test_refused_under_compile():

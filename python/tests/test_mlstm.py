@@ -111,6 +111,20 @@ def test_slices_of_a_fused_projection():
     assert relative_error(given.grad, wanted.grad) < 1e-4
 
 
+def test_gradients_of_any_strides():
+    """As sums, expansions and transpositions hand them back."""
+    for dh in (
+        torch.ones(()).expand(2, 37, 2, 12),
+        torch.randn(12).expand(2, 37, 2, 12),
+        torch.randn(2, 1, 2, 1).expand(2, 37, 2, 12),
+        torch.randn(2, 37, 12, 2).transpose(2, 3),
+    ):
+        given, copied = make_inputs().leaves(), make_inputs().leaves()
+        tfla.mlstm(*given).backward(dh)
+        tfla.mlstm(*copied).backward(dh.contiguous())
+        assert all(torch.equal(x.grad, y.grad) for x, y in zip(given, copied, strict=True))
+
+
 def test_no_tokens_leaves_the_state():
     state = make_state(2, 2, 8, 12)
     h, last = tfla.mlstm(*make_inputs(tokens=0), initial_state=state, output_final_state=True)
