@@ -63,6 +63,15 @@ def test_initial_gates_and_shapes():
         MLSTMLayer(DIM, HEADS, norm="batch")
 
 
+def test_made_on_meta_and_filled_later():
+    layer = MLSTMLayer(DIM, HEADS, device="meta").to_empty(device="cpu")
+    for module in layer.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    assert layer.norm_weight.tolist() == [1.0] * DIM and layer.cell.input_gate.bias.tolist() == [-10.0] * HEADS
+    assert layer(torch.randn(1, 5, DIM)).isfinite().all()
+
+
 def test_prefill_and_decode_continue_training():
     layer, x = make_layer(), torch.randn(2, 30, DIM)
     with torch.no_grad():
@@ -117,7 +126,7 @@ def test_autocast_keeps_gate_biases_exact(dtype):
     with torch.no_grad():
         cell.input_gate.bias.fill_(-9.99)
     with torch.autocast("cpu", dtype=dtype):
-        gate = cell._pre_activation(cell.input_gate, x)
+        gate = cell.input_gate(x)
         y = make_layer()(x)
     assert gate.dtype == torch.float32 and torch.equal(gate, cell.input_gate.bias.expand(1, 5, HEADS))
     assert y.dtype == dtype and y.isfinite().all()

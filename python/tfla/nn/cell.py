@@ -14,6 +14,24 @@ from tfla.ops import State, mlstm, mlstm_step
 Mode = Literal["train", "prefill", "decode"]
 
 
+class _Gate(nn.Linear):
+    """Pre-activations of a gate: weights begin at zero, biases evenly spaced over heads."""
+
+    def __init__(self, dim: int, heads: int, biases: tuple[float, float], **factory: Any) -> None:
+        self.biases = biases
+        super().__init__(dim, heads, **factory)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        self.weight.zero_()
+        self.bias.copy_(torch.linspace(*self.biases, self.out_features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        # The bias is the larger part; added in float32 it is not rounded to 16 bits under autocast.
+        product = F.linear(x, self.weight)
+        return product + self.bias if product.dtype == torch.float64 else product.float() + self.bias.float()
+
+
 class MLSTMCell(nn.Module):
     """Gates from the layer's input, then the operator on q, k, v.
 
@@ -43,16 +61,8 @@ class MLSTMCell(nn.Module):
         self.soft_cap = soft_cap
         self.chunk_size = chunk_size
         self.exact_normalizer_grad = exact_normalizer_grad
-        self.input_gate = nn.Linear(dim, heads, device=device, dtype=dtype)
-        self.forget_gate = nn.Linear(dim, heads, device=device, dtype=dtype)
-        self.reset_parameters()
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        for linear in (self.input_gate, self.forget_gate):
-            linear.weight.zero_()
-        self.input_gate.bias.fill_(-10.0)
-        self.forget_gate.bias.copy_(torch.linspace(3.0, 6.0, self.heads))
+        self.input_gate = _Gate(dim, heads, (-10.0, -10.0), device=device, dtype=dtype)
+        self.forget_gate = _Gate(dim, heads, (3.0, 6.0), device=device, dtype=dtype)
 
     def forward(
         self,
@@ -70,7 +80,7 @@ class MLSTMCell(nn.Module):
 
         mode "train" returns no state; "prefill" returns one; "decode" updates the given one in place and returns it.
         """
-        i, f = self._pre_activation(self.input_gate, x), self._pre_activation(self.forget_gate, x)
+        i, f = self.input_gate(x), self.forget_gate(x)
         if mode == "decode":
             if state is None or cu_seqlens is not None:
                 raise ValueError("tfla: mode is 'decode', which needs state and takes no cu_seqlens")
@@ -96,12 +106,6 @@ class MLSTMCell(nn.Module):
         if mode == "prefill":
             return mlstm(q, k, v, i, f, output_final_state=True, **options)
         return mlstm(q, k, v, i, f, **options), None
-
-    @staticmethod
-    def _pre_activation(linear: nn.Linear, x: Tensor) -> Tensor:
-        # The bias is the larger part; added in float32 it is not rounded to 16 bits under autocast.
-        product = F.linear(x, linear.weight)
-        return product + linear.bias if product.dtype == torch.float64 else product.float() + linear.bias.float()
 
     def extra_repr(self) -> str:
         return f"gate={self.gate!r}, normalizer={self.normalizer!r}, eps={self.eps}, soft_cap={self.soft_cap}"

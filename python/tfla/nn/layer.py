@@ -65,8 +65,14 @@ class MLSTMLayer(nn.Module):
             dim, heads, gate=gate, normalizer=normalizer, eps=eps, soft_cap=soft_cap, chunk_size=chunk_size,
             exact_normalizer_grad=exact_normalizer_grad, device=device, dtype=dtype,
         )  # fmt: skip
-        self.norm_weight = nn.Parameter(torch.ones(v_dim, device=device, dtype=dtype))
+        self.norm_weight = nn.Parameter(torch.empty(v_dim, device=device, dtype=dtype))
         self.out = linear(v_dim, dim)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Of this module alone; its parts have their own, as for modules made on the device meta."""
+        self.norm_weight.fill_(1.0)
 
     def forward(
         self,
