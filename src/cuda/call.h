@@ -49,7 +49,7 @@ struct Call {
   int dqk, dhv;
   int L;                             // chunk size
   int segments, chunks_per_segment;  // of a sequence, in stage states
-  bool exponential, normalized, exact, capped;
+  bool exponential, log_space, normalized, exact, capped;
   double eps, scale, cap;
 
   Rows q, k, v, h, dh, dq, dk, dv;

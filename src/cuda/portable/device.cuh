@@ -52,9 +52,9 @@ __device__ __forceinline__ void log_gates(const Call<Real>& call, int batch, std
     f = call.cap * tanh(f / call.cap);
     i = call.cap * tanh(i / call.cap);
   }
-  f = log_sigmoid(f);
+  if (!call.log_space) f = log_sigmoid(f);
   if (f < least_log_forget) f = least_log_forget;
-  if (!call.exponential) i = log_sigmoid(i);
+  if (!call.log_space && !call.exponential) i = log_sigmoid(i);
 }
 
 // Start of a sequence on the packed axis; a dense batch is packed row after row.
