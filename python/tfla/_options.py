@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-Gate = Literal["exp", "sigmoid"]
+Gate = Literal["exp", "sigmoid", "log"]
 Normalizer = Literal["max", "none"]
 Layout = Literal["bthd", "bhtd"]
 
-GATES = {"exp": 0, "sigmoid": 1}
+GATES = {"exp": 0, "sigmoid": 1, "log": 2}
 NORMALIZERS = {None: 0, "none": 1, "max": 2}
 HEAD_FIRST = {"bthd": False, "bhtd": True}
 CHUNKWISE, PARALLEL, RECURRENT = 0, 1, 2
