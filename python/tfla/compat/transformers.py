@@ -1,0 +1,108 @@
+"""The Hugging Face xLSTM on tfla's kernels.
+
+    import tfla.compat.transformers
+
+    tfla.compat.transformers.patch()             # models made from now on
+    model = AutoModelForCausalLM.from_pretrained("NX-AI/xLSTM-7b")
+
+With or without the package xlstm, in every mode of the config: training at any length, prefill and decoding. The names
+of kernels in the config are left as they are, since transformers checks them against its own list; of them only
+"siging" is read, which means the sigmoid input gate.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import tfla
+from tfla.compat import _xlstm
+from tfla.compat._xlstm import States
+
+try:
+    from transformers.models.xlstm import modeling_xlstm
+except ImportError as error:
+    raise ImportError(
+        "tfla: transformers with xLSTM (4.56 or newer) is not installed; pip install transformers"
+    ) from error
+
+__all__ = ["Backend", "patch", "unpatch"]
+
+
+class Backend(nn.Module):
+    """In place of mLSTMBackend (of mlstm_kernels) and xLSTMBackend (of transformers): always (H, (C, N, M))."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+
+    def forward(
+        self,
+        q: Tensor | None = None,
+        k: Tensor | None = None,
+        v: Tensor | None = None,
+        i: Tensor | None = None,
+        f: Tensor | None = None,
+        c_initial: Tensor | None = None,
+        n_initial: Tensor | None = None,
+        m_initial: Tensor | None = None,
+        *,
+        query: Tensor | None = None,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        igate: Tensor | None = None,
+        fgate: Tensor | None = None,
+    ) -> tuple[Tensor, States]:
+        # transformers' own layer spells the names out, xlstm's does not.
+        q, k, v, i, f = (
+            long if short is None else short
+            for short, long in ((q, query), (k, key), (v, value), (i, igate), (f, fgate))
+        )
+        config = self.config
+        state = _xlstm.initial_state(q, v, c_initial, n_initial, m_initial)
+        if state is not None and torch.is_grad_enabled():
+            # The model copies the last state over the one given here, which backward still needs.
+            state = tuple(x.clone() for x in state)
+        return _xlstm.run(
+            tfla.mlstm, q, k, v, i, f, state, gate="sigmoid" if "siging" in config.chunkwise_kernel else "exp",
+            normalize=True, eps=config.eps, return_last_states=True,
+            autocast_kernel_dtype=getattr(torch, config.autocast_kernel_dtype), chunk_size=config.chunk_size,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        return "tfla"
+
+
+_original_init = modeling_xlstm.xLSTMBlock.__init__
+
+
+def _replace_backend(block: nn.Module) -> None:
+    layer = block.mlstm_layer
+    if not isinstance(layer.mlstm_backend, Backend):
+        layer.mlstm_backend = Backend(layer.mlstm_backend.config)
+
+
+def _patched_init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+    _original_init(self, *args, **kwargs)
+    _replace_backend(self)
+
+
+def patch(model: nn.Module | None = None) -> None:
+    """Gives every xLSTM model made from now on, or the given one, tfla's kernels."""
+    if model is None:
+        modeling_xlstm.xLSTMBlock.__init__ = _patched_init
+        return
+    blocks = [module for module in model.modules() if isinstance(module, modeling_xlstm.xLSTMBlock)]
+    if not blocks:
+        raise ValueError(
+            f"tfla: model is a {type(model).__name__} without xLSTM blocks; patch takes a Hugging Face xLSTM"
+        )
+    for block in blocks:
+        _replace_backend(block)
+
+
+def unpatch() -> None:
+    """Models made from now on use the kernels they would have without patch()."""
+    modeling_xlstm.xLSTMBlock.__init__ = _original_init
