@@ -106,9 +106,9 @@ def chunk_retention(
     """Retention: head h decays by 1 - 2^(-5-h) per token."""
     heads = torch.arange(q.shape[2], dtype=_gate_dtype(q), device=q.device)
     g_gamma = torch.log1p(-torch.exp2(-5 - heads))
-    return chunk_simple_gla(
-        q, k, v, g_gamma=g_gamma, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
-        cu_seqlens=cu_seqlens, **kwargs,
+    return _simple_gla(
+        tfla.mlstm, q, k, v, None, g_gamma, scale, initial_state, output_final_state, False, cu_seqlens,
+        **_chunk_options(kwargs),
     )  # fmt: skip
 
 
@@ -127,9 +127,9 @@ def chunk_lightning_attn(
     """Lightning attention: head h of H decays by exp(-8 h / H (1 - layer_idx / num_layers)) per token."""
     heads = torch.arange(q.shape[2], dtype=_gate_dtype(q), device=q.device)
     g_gamma = -(8 / q.shape[2] * (1 - layer_idx / num_layers)) * heads
-    return chunk_simple_gla(
-        q, k, v, g_gamma=g_gamma, scale=scale, initial_state=initial_state, output_final_state=output_final_state,
-        cu_seqlens=cu_seqlens, **kwargs,
+    return _simple_gla(
+        tfla.mlstm, q, k, v, None, g_gamma, scale, initial_state, output_final_state, False, cu_seqlens,
+        **_chunk_options(kwargs),
     )  # fmt: skip
 
 

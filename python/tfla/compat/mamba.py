@@ -81,9 +81,10 @@ def mamba_chunk_scan_combined(
     )  # fmt: skip
     out, last = result if with_state else (result, None)
     if D is not None:
-        out = out + x * (D if D.dim() == 2 else D.unsqueeze(-1)).to(x.dtype)
+        out = out + x.to(wide) * (D if D.dim() == 2 else D.unsqueeze(-1))
     if z is not None:
-        out = out * F.silu(z)
+        out = out * F.silu(z.to(wide))
+    out = out.to(x.dtype)
     if last is None:
         return out
     states = last.C.transpose(-1, -2)

@@ -12,6 +12,8 @@ of kernels in the config are left as they are, since transformers checks them ag
 
 from __future__ import annotations
 
+import importlib
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -78,15 +80,23 @@ class Backend(nn.Module):
 _original_init = modeling_xlstm.xLSTMBlock.__init__
 
 
-def _replace_backend(block: nn.Module) -> None:
-    layer = block.mlstm_layer
-    if not isinstance(layer.mlstm_backend, Backend):
-        layer.mlstm_backend = Backend(layer.mlstm_backend.config)
+def _backend_class() -> tuple[ModuleType, str]:
+    """Where the layers of a block take their backend from."""
+    if modeling_xlstm.external_xlstm:
+        return importlib.import_module("xlstm.xlstm_large.model"), "mLSTMBackend"
+    return modeling_xlstm, "xLSTMBackend"
 
 
 def _patched_init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-    _original_init(self, *args, **kwargs)
-    _replace_backend(self)
+    # Replaced while the block is made, not afterwards: their backend looks its kernels up, and a config that names
+    # Triton's could not be loaded on a machine without Triton.
+    module, name = _backend_class()
+    original = getattr(module, name)
+    setattr(module, name, Backend)
+    try:
+        _original_init(self, *args, **kwargs)
+    finally:
+        setattr(module, name, original)
 
 
 def patch(model: nn.Module | None = None) -> None:
@@ -100,7 +110,7 @@ def patch(model: nn.Module | None = None) -> None:
             f"tfla: model is a {type(model).__name__} without xLSTM blocks; patch takes a Hugging Face xLSTM"
         )
     for block in blocks:
-        _replace_backend(block)
+        block.mlstm_layer.mlstm_backend = Backend(block.mlstm_layer.mlstm_backend.config)
 
 
 def unpatch() -> None:
