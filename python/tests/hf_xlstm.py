@@ -11,11 +11,11 @@ import transformers.utils
 if sys.argv[1] == "without":
     transformers.utils.is_xlstm_available = lambda: False
 
-from reference import relative_error
 from transformers.models.xlstm.configuration_xlstm import xLSTMConfig
-from transformers.models.xlstm.modeling_xlstm import xLSTMForCausalLM, external_xlstm
+from transformers.models.xlstm.modeling_xlstm import external_xlstm, xLSTMForCausalLM
 
 import tfla.compat.transformers as compat
+from tfla.reference import relative_error
 
 assert external_xlstm == (sys.argv[1] == "with")
 VOCABULARY = 40

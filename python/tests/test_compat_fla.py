@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from reference import relative_error
 
 from tfla.compat import fla
+from tfla.reference import relative_error
 
 B, T, H, K, V = 2, 45, 3, 8, 12
 BOUNDS = {torch.float64: (1e-10, 1e-10), torch.float32: (1e-5, 1e-4), torch.bfloat16: (2.5e-3, 2.5e-3)}

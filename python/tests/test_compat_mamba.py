@@ -3,9 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from reference import relative_error
 
 from tfla.compat.mamba import mamba_chunk_scan_combined
+from tfla.reference import relative_error
 
 BATCH, T, H, G, P, N = 2, 41, 4, 2, 6, 8
 BOUNDS = {torch.float64: (1e-10, 1e-10), torch.float32: (1e-5, 1e-4), torch.bfloat16: (2.5e-3, 2.5e-3)}

@@ -3,13 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from inputs import make_inputs, make_state
 from mlstm_kernels.torch import get_mlstm_kernel, get_mlstm_sequence_kernel, get_mlstm_step_kernel
 from mlstm_kernels.torch.backend_module import mLSTMBackend, mLSTMBackendConfig
-from reference import relative_error
 from xlstm.xlstm_large.model import xLSTMLarge, xLSTMLargeConfig
 
 import tfla.compat.mlstm_kernels as compat
+from inputs import make_inputs, make_state
+from tfla.reference import relative_error
 
 compat.register()
 

@@ -1,15 +1,18 @@
 """tfla.jax against the recurrence in float64 numpy: values, gradients, and every transformation."""
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from numpy_reference import mlstm as reference
-from numpy_reference import relative_error
 
 import tfla.jax
+from numpy_reference import mlstm as reference
+from numpy_reference import relative_error
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_num_cpu_devices", 4)  # for shard_map
@@ -321,3 +324,15 @@ def test_no_or_one_token(tokens):
     assert relative_error(h, h_ref) < 1e-10
     for x, y in zip(last, last_ref, strict=True):
         assert relative_error(x, y) < 1e-10
+
+
+def test_without_jax():
+    code = "import sys; sys.modules['jax'] = None; import tfla; tfla.jax"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "tfla: tfla.jax needs jax, which is not installed" in result.stderr
+
+
+def test_needs_no_torch():
+    code = "import sys, tfla.jax; print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.stdout.strip() == "False", result.stderr

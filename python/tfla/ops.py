@@ -161,9 +161,10 @@ def mlstm(
         q, k: (B,T,Hqk,dqk) float32, float64, bfloat16 or float16. Any strides with a contiguous last axis.
         v: (B,T,H,dhv) in the dtype of q. H is a multiple of Hqk: head h reads query/key head h // (H // Hqk).
         i, f: (B,T,H) pre-activations of input and forget gate, any float dtype (float32 is a good one).
-        gate: "exp", i.e. input gate exp(i); or "sigmoid", sigmoid(i). The forget gate is sigmoid(f) in both.
+        gate: "exp", i.e. input gate exp(i); or "sigmoid", sigmoid(i). The forget gate is sigmoid(f) in both. With "log"
+            i and f are the logarithms of the gates, for decays that are made elsewhere: f = 0 keeps, -inf resets.
         normalizer: "max": den = max(|q.n|, exp(-m)) + eps; "none": den = 1. None takes the paper's choice for the
-            gate: "max" for "exp", "none" for "sigmoid".
+            gate: "max" for "exp", else "none".
         initial_state: (C, n, m) with C (N,H,dqk,dhv), n (N,H,dqk), m (N,H); N = B, or the sequences of cu_seqlens.
             float32, or float64 when q is. Gradients flow into C and n; m only fixes their scale and has none.
         output_final_state: also return the state after the last token, with gradients through its C and n.

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-try:
-    import jax
-except ImportError as error:
-    raise ImportError("tfla: tfla.jax needs jax, which is not installed; pip install jax") from error
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
