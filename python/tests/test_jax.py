@@ -152,6 +152,15 @@ def test_steps_equal_the_whole(options, slots):
         np.testing.assert_array_equal(x[untouched], before[untouched])
 
 
+@pytest.mark.parametrize("layout", ["bthd", "bhtd"])
+def test_step_of_one_token_without_its_axis(layout):
+    arrays, state = make_inputs("float64"), make_state(dtype="float64")
+    expected, after = tfla.jax.mlstm_step(*(x[:, :1] for x in arrays), state)
+    h, last = tfla.jax.mlstm_step(*(x[:, 0] for x in arrays), state, layout=layout)
+    np.testing.assert_array_equal(h, expected[:, 0])
+    np.testing.assert_array_equal(last.C, after.C)
+
+
 def test_step_leaves_its_argument_alone_and_uses_a_donated_one():
     arrays = [x[:, :1] for x in make_inputs("float64")]
     state = make_state(dtype="float64")
@@ -277,7 +286,7 @@ REFUSED = [
     ({"layout": "tbhd"}, "layout is 'tbhd'"),
     ({"normalizer": "l2"}, "normalizer is 'l2'"),
     ({"eps": -1.0}, "eps"),
-    ({"chunk_size": -1}, "chunk_size"),
+    ({"chunk_size": 0}, "chunk_size is 0; it must be positive, or None"),
     ({"i": jnp.zeros((B, T, H + 1))}, r"i has shape \(2,37,5\); it must be \(B,T,H\) = \(2,37,4\)"),
     ({"k": jnp.zeros((B, T, HQK, DQK), "float64")}, "k has dtype float64; it must be float32, the dtype of q"),
     ({"q": jnp.zeros((B, T, HQK, DQK), "int8")}, "q has dtype int8"),

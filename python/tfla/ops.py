@@ -20,6 +20,7 @@ from tfla._options import (
     Gate,
     Layout,
     Normalizer,
+    spacing,
     unknown,
 )
 from tfla.state import State
@@ -187,7 +188,7 @@ def mlstm(
     """
     return _sequence(
         CHUNKWISE, q, k, v, i, f, gate, normalizer, initial_state, output_final_state, cu_seqlens,
-        0 if chunk_size is None else _positive("chunk_size", chunk_size), qk_scale, eps, soft_cap, layout,
+        spacing(chunk_size), qk_scale, eps, soft_cap, layout,
         exact_normalizer_grad,
     )  # fmt: skip
 
@@ -325,9 +326,3 @@ def mlstm_step(
     q, k, v = _autocast(q, k, v)
     C, n, m = state
     return library.step(q, k, v, i, f, C, n, m, slots, gate_code, normalizer_code, eps, qk_scale, soft_cap, head_first)
-
-
-def _positive(name: str, value: int) -> int:
-    if value <= 0:
-        raise ValueError(f"tfla: {name} is {value}; it must be positive, or None to let the plan choose")
-    return value

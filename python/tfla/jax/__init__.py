@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from tfla._options import Gate, Layout, Normalizer
+from tfla._options import HEAD_FIRST, Gate, Layout, Normalizer, spacing
 from tfla.jax import _ffi
 
 __all__ = ["State", "mlstm", "mlstm_step"]
@@ -76,7 +76,7 @@ def mlstm(
     """
     options = _ffi.Options.parse(
         gate, normalizer, layout, eps=float(eps), qk_scale=_number(qk_scale), soft_cap=_number(soft_cap),
-        exact_normalizer_grad=bool(exact_normalizer_grad), chunk_size=int(chunk_size or 0),
+        exact_normalizer_grad=bool(exact_normalizer_grad), chunk_size=spacing(chunk_size),
     )  # fmt: skip
     arrays, state, index = _vary_alike([q, k, v, i, f], initial_state, cu_seqlens)
     flags = options.encode(state=state is not None, index=index is not None, C=bool(output_final_state), n=False)
@@ -102,9 +102,10 @@ def mlstm_step(
     soft_cap: float | None = None,
     layout: Layout = "bthd",
 ) -> tuple[Array, State]:
-    """T new tokens (usually one) on a state: h and the state after them. Not differentiable; `mlstm` is.
+    """One token, or a few, on a state: h and the state after them. Not differentiable; `mlstm` is.
 
-    Shapes are those of `mlstm`. Under `jax.jit(..., donate_argnames="state")` the state is updated in place, without
+    Shapes are those of `mlstm`; for one token the axis T may be left out: q, k (B,Hqk,dqk), v, h (B,H,dhv), i, f (B,H).
+    Under `jax.jit(..., donate_argnames="state")` the state is updated in place, without
     a copy. With slots (B,), int32 or int64 and all different, state holds S states and row b of the batch uses number
     slots[b]; the others stay as they are.
     """
@@ -112,6 +113,9 @@ def mlstm_step(
         gate, normalizer, layout, eps=float(eps), qk_scale=_number(qk_scale), soft_cap=_number(soft_cap)
     )
     arrays, state, index = _vary_alike([q, k, v, i, f], state, slots)
+    one_token, axis = arrays[0].ndim == 3, 2 if HEAD_FIRST[layout] else 1
+    if one_token:
+        arrays = [jnp.expand_dims(x, min(axis, x.ndim)) for x in arrays]
     if state is None:
         raise ValueError("tfla: state is missing; mlstm_step needs the (C, n, m) it is to update")
     flags = options.encode(state=True, index=index is not None, C=False, n=False)
@@ -121,7 +125,7 @@ def mlstm_step(
     results = [_ffi.like(arrays[2]), *(_ffi.like(x) for x in state)]
     first = len(_INPUTS)
     h, *after = _ffi.call(_ffi.STEP, results, flat, *flags, aliases={first + part: 1 + part for part in range(3)})
-    return h, State(*after)
+    return jnp.squeeze(h, axis) if one_token else h, State(*after)
 
 
 def _number(value: float | None) -> float | None:
