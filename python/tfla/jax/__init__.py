@@ -105,9 +105,9 @@ def mlstm_step(
     """One token, or a few, on a state: h and the state after them. Not differentiable; `mlstm` is.
 
     Shapes are those of `mlstm`; for one token the axis T may be left out: q, k (B,Hqk,dqk), v, h (B,H,dhv), i, f (B,H).
-    Under `jax.jit(..., donate_argnames="state")` the state is updated in place, without
-    a copy. With slots (B,), int32 or int64 and all different, state holds S states and row b of the batch uses number
-    slots[b]; the others stay as they are.
+    Under `jax.jit(..., donate_argnames="state")` the state is updated in place, without a copy. With slots (B,), int32
+    or int64 and all different, state holds S states and row b of the batch uses number slots[b]; the others stay as
+    they are.
     """
     options = _ffi.Options.parse(
         gate, normalizer, layout, eps=float(eps), qk_scale=_number(qk_scale), soft_cap=_number(soft_cap)
