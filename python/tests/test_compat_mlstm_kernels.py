@@ -87,13 +87,15 @@ def test_backend_trains_alike_from_a_state():
 @pytest.mark.parametrize("tokens", [1, 2, 63, 100])
 def test_any_length_trains(tokens):
     """Their chunkwise kernels refuse these lengths; a padded call of theirs is what is left to compare with."""
-    inputs, target = head_first(tokens), torch.randn(B, NH, tokens, DHV)
+    inputs, target = head_first(tokens), torch.randn(B, NH, tokens, DHV, generator=torch.Generator().manual_seed(1))
     h, grads = train("chunkwise--tfla", inputs, target)
     expected, expected_grads = train("chunkwise--native_autograd", inputs, target, mode="train_with_padding")
     assert relative_error(h, expected) < ROUNDING
-    for x, y in zip(grads[2:3], expected_grads[2:3], strict=True):
-        assert relative_error(x, y) < GRADIENT_ROUNDING
-    assert all(x.isfinite().all() for x in grads)
+    # Behind a norm layer one token's output does not depend on its scale, so of one token only v has a gradient.
+    for name, x, y in zip("qkvif", grads, expected_grads, strict=True):
+        assert x.isfinite().all()
+        if tokens > 1 or name == "v":
+            assert relative_error(x, y) < GRADIENT_ROUNDING, name
 
 
 @pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
