@@ -225,6 +225,7 @@ REFUSED = [
     (fla.chunk_retention, {"g": g}, TypeError, "g is not an argument"),
     (fla.chunk_simple_gla, {"initial_state": state[:1]}, ValueError, "initial_state.C has shape"),
     (fla.chunk_simple_gla, {"cu_seqlens": torch.tensor([0, T])}, ValueError, "cu_seqlens is given with a batch of 2"),
+    (fla.chunk_linear_attn, {"initial_state": (state, state), "normalize": False}, ValueError, "is a pair"),
     (fla.chunk_linear_attn, {"chunk_size": 64}, TypeError, "chunk_size"),
     (fla.fused_recurrent_simple_gla, {"transpose_state_layout": True}, TypeError, "transpose_state_layout"),
 ]

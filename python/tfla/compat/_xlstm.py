@@ -16,12 +16,11 @@ States = tuple[Tensor, Tensor, Tensor]
 
 def initial_state(q: Tensor, v: Tensor, c: Tensor | None, n: Tensor | None, m: Tensor | None) -> States | None:
     """(C, n, m) as the operator takes them: m (B,NH), in float32 or, for float64 tensors, float64."""
-    given = {"c_initial": c, "n_initial": n, "m_initial": m}
-    if all(x is None for x in given.values()):
+    if c is None and n is None and m is None:
         return None
-    missing = [name for name, x in given.items() if x is None]
-    if missing:
-        raise ValueError(f"tfla: {missing[0]} is missing; c_initial, n_initial and m_initial go together")
+    if c is None or n is None or m is None:
+        missing = "c_initial" if c is None else "n_initial" if n is None else "m_initial"
+        raise ValueError(f"tfla: {missing} is missing; c_initial, n_initial and m_initial go together")
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     if m.shape != (q.shape[0], v.shape[1], 1):
         raise ValueError(f"tfla: m_initial has shape {tuple(m.shape)}; it must be {(q.shape[0], v.shape[1], 1)}")

@@ -81,7 +81,8 @@ def fused_recurrent_simple_gla(
             cu_seqlens,
         )
     # Sequences change their order too when the packed axis is turned around.
-    q, k, v, g = (None if x is None else x.flip(1) for x in (q, k, v, g))
+    q, k, v = q.flip(1), k.flip(1), v.flip(1)
+    g = None if g is None else g.flip(1)
     if cu_seqlens is not None:
         cu_seqlens = cu_seqlens[-1] - cu_seqlens.flip(0)
         initial_state = None if initial_state is None else initial_state.flip(0)
@@ -145,11 +146,11 @@ def chunk_linear_attn(
 ) -> tuple[Tensor, Any]:
     """Linear attention, without decay. normalize divides by scale q.z + 1e-10, z the sum of the keys so far; the state
     is then (S, z) with z (N,1,H,K), S None unless output_final_state, and an initial one may be S alone."""
-    z = None
-    if normalize and isinstance(initial_state, tuple):
-        initial_state, z = initial_state
+    S, z = initial_state if isinstance(initial_state, tuple) else (initial_state, None)
+    if z is not None and not normalize:
+        raise ValueError("tfla: initial_state is a pair (S, z) with normalize=False, which has no z")
     o, state = chunk_simple_gla(
-        q, k, v, scale=scale, initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens
+        q, k, v, scale=scale, initial_state=S, output_final_state=output_final_state, cu_seqlens=cu_seqlens
     )
     if not normalize:
         return o, state
@@ -161,8 +162,8 @@ def chunk_linear_attn(
     denominator, last = chunk_simple_gla(
         wide_q, wide_k, ones, scale=scale, initial_state=first, output_final_state=True, cu_seqlens=cu_seqlens
     )
-    z = last.squeeze(-1).unsqueeze(1).to(k.dtype)
-    return (o / (denominator + 1e-10)).to(o.dtype), (state, z)
+    assert last is not None  # asked for
+    return (o / (denominator + 1e-10)).to(o.dtype), (state, last.squeeze(-1).unsqueeze(1).to(k.dtype))
 
 
 def _chunk_options(kwargs: dict[str, Any]) -> dict[str, Any]:

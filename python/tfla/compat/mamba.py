@@ -6,6 +6,7 @@ log forget gate dt A and log input gate log dt.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -75,11 +76,11 @@ def mamba_chunk_scan_combined(
         first = initial_states.transpose(-1, -2).to(wide).contiguous()
         state = (first, first.new_zeros(first.shape[:-1]), first.new_zeros(first.shape[:-2]))
     with_state = return_final_states or return_varlen_states
-    result = tfla.mlstm(
-        C, B, x, torch.log(dt + _TINY), log_decay, gate="log", qk_scale=1.0, initial_state=state,
-        output_final_state=with_state, cu_seqlens=cu_seqlens, chunk_size=chunk_size,
+    scan = partial(
+        tfla.mlstm, C, B, x, torch.log(dt + _TINY), log_decay, gate="log", qk_scale=1.0, initial_state=state,
+        cu_seqlens=cu_seqlens, chunk_size=chunk_size,
     )  # fmt: skip
-    out, last = result if with_state else (result, None)
+    out, last = scan(output_final_state=True) if with_state else (scan(), None)
     if D is not None:
         out = out + x.to(wide) * (D if D.dim() == 2 else D.unsqueeze(-1))
     if z is not None:
@@ -99,7 +100,7 @@ def _check_shapes(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, D: Tensor | None,
     if x.dim() != 4:
         raise ValueError(f"tfla: x has shape {tuple(x.shape)}; it must be (B,T,H,P)")
     heads = x.shape[2]
-    accepted = {
+    accepted: dict[str, tuple[Tensor | None, list[tuple[int, ...]]]] = {
         "dt": (dt, [x.shape[:3]]),
         "A": (A, [(heads,)]),
         "D": (D, [(heads,), (heads, x.shape[3])]),

@@ -89,10 +89,10 @@ def mlstm_chunkwise_siging(
     )  # fmt: skip
 
 
-def _unnormalized(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, *states: Any, **options: Any) -> Any:
-    if options.pop("normalize", False):
+def _unnormalized(*arguments: Any, normalize: bool = False, **options: Any) -> Any:
+    if normalize:
         raise ValueError("tfla: normalize is True for a kernel named unnormalized; set normalize_siging=False")
-    return mlstm_chunkwise_siging(q, k, v, i, f, *states, normalize=False, **options)
+    return partial(mlstm_chunkwise_siging, normalize=False)(*arguments, **options)
 
 
 def mlstm_parallel(
@@ -208,7 +208,11 @@ def _decoding(function: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
 def register() -> list[str]:
     """Adds our kernels to the registries of the installed mlstm_kernels; returns the names of those for sequences."""
     try:
-        from mlstm_kernels.torch import chunkwise, parallel, recurrent
+        from mlstm_kernels.torch import (  # type: ignore[import-untyped, import-not-found, unused-ignore]
+            chunkwise,
+            parallel,
+            recurrent,
+        )
     except ImportError as error:
         raise ImportError("tfla: mlstm_kernels is not installed; pip install mlstm_kernels") from error
     chunkwise_kernels = {

@@ -42,31 +42,22 @@ class Backend(nn.Module):
 
     def forward(
         self,
-        q: Tensor | None = None,
-        k: Tensor | None = None,
-        v: Tensor | None = None,
-        i: Tensor | None = None,
-        f: Tensor | None = None,
         c_initial: Tensor | None = None,
         n_initial: Tensor | None = None,
         m_initial: Tensor | None = None,
-        *,
-        query: Tensor | None = None,
-        key: Tensor | None = None,
-        value: Tensor | None = None,
-        igate: Tensor | None = None,
-        fgate: Tensor | None = None,
+        **tokens: Tensor,
     ) -> tuple[Tensor, States]:
-        # transformers' own layer spells the names out, xlstm's does not.
-        q, k, v, i, f = (
-            long if short is None else short
-            for short, long in ((q, query), (k, key), (v, value), (i, igate), (f, fgate))
-        )
+        """tokens: q, k, v, i, f from xlstm's layer; query, key, value, igate, fgate from that of transformers."""
+        names = ("q", "k", "v", "i", "f") if "q" in tokens else ("query", "key", "value", "igate", "fgate")
+        q, k, v, i, f = (tokens.pop(name) for name in names)
+        if tokens:
+            raise TypeError(f"tfla: {min(tokens)} is not an argument of the backend")
         config = self.config
         state = _xlstm.initial_state(q, v, c_initial, n_initial, m_initial)
         if state is not None and torch.is_grad_enabled():
             # The model copies the last state over the one given here, which backward still needs.
-            state = tuple(x.clone() for x in state)
+            C, n, m = state
+            state = C.clone(), n.clone(), m.clone()
         return _xlstm.run(
             tfla.mlstm, q, k, v, i, f, state, gate="sigmoid" if "siging" in config.chunkwise_kernel else "exp",
             normalize=True, eps=config.eps, return_last_states=True,
@@ -102,7 +93,7 @@ def _patched_init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
 def patch(model: nn.Module | None = None) -> None:
     """Gives every xLSTM model made from now on, or the given one, tfla's kernels."""
     if model is None:
-        modeling_xlstm.xLSTMBlock.__init__ = _patched_init
+        setattr(modeling_xlstm.xLSTMBlock, "__init__", _patched_init)  # noqa: B010
         return
     blocks = [module for module in model.modules() if isinstance(module, modeling_xlstm.xLSTMBlock)]
     if not blocks:
@@ -110,9 +101,10 @@ def patch(model: nn.Module | None = None) -> None:
             f"tfla: model is a {type(model).__name__} without xLSTM blocks; patch takes a Hugging Face xLSTM"
         )
     for block in blocks:
-        block.mlstm_layer.mlstm_backend = Backend(block.mlstm_layer.mlstm_backend.config)
+        layer: Any = block.mlstm_layer
+        layer.mlstm_backend = Backend(layer.mlstm_backend.config)
 
 
 def unpatch() -> None:
     """Models made from now on use the kernels they would have without patch()."""
-    modeling_xlstm.xLSTMBlock.__init__ = _original_init
+    setattr(modeling_xlstm.xLSTMBlock, "__init__", _original_init)  # noqa: B010

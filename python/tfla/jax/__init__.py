@@ -112,17 +112,17 @@ def mlstm_step(
     options = _ffi.Options.parse(
         gate, normalizer, layout, eps=float(eps), qk_scale=_number(qk_scale), soft_cap=_number(soft_cap)
     )
-    arrays, state, index = _vary_alike([q, k, v, i, f], state, slots)
+    arrays, before, index = _vary_alike([q, k, v, i, f], state, slots)
     one_token, axis = arrays[0].ndim == 3, 2 if HEAD_FIRST[layout] else 1
     if one_token:
         arrays = [jnp.expand_dims(x, min(axis, x.ndim)) for x in arrays]
-    if state is None:
+    if before is None:
         raise ValueError("tfla: state is missing; mlstm_step needs the (C, n, m) it is to update")
     flags = options.encode(state=True, index=index is not None, C=False, n=False)
-    flat = _flat(arrays, state, index)
+    flat = _flat(arrays, before, index)
     names = [*_INPUTS, *(f"state.{x}" for x in _STATE), *(["slots"] if index is not None else [])]
     _ffi.check(_ffi.STEP, names, flat, *flags)
-    results = [_ffi.like(arrays[2]), *(_ffi.like(x) for x in state)]
+    results = [_ffi.like(arrays[2]), *(_ffi.like(x) for x in before)]
     first = len(_INPUTS)
     h, *after = _ffi.call(_ffi.STEP, results, flat, *flags, aliases={first + part: 1 + part for part in range(3)})
     return jnp.squeeze(h, axis) if one_token else h, State(*after)

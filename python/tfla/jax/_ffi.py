@@ -56,7 +56,7 @@ class Options(NamedTuple):
         accepted = (("gate", gate, GATES), ("normalizer", normalizer, NORMALIZERS), ("layout", layout, HEAD_FIRST))
         for name, value, words in accepted:
             if value not in words:
-                raise unknown(name, value, words)
+                raise unknown(name, value, tuple(words))
         return cls(GATES[gate], NORMALIZERS[normalizer], head_first=HEAD_FIRST[layout], **rest)
 
     def encode(self, *, state: bool, index: bool, C: bool, n: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -105,11 +105,10 @@ def varying_axes(array: Array) -> frozenset[str]:
 def like(array: Array, shape: Sequence[int] | None = None, dtype: jax.typing.DTypeLike | None = None):
     """A result that varies over a mesh as `array` does."""
     shape = array.shape if shape is None else tuple(shape)
-    keywords = {}
-    if varying_axes(array):
-        name, value = _variation(array)
+    variation, keywords = _variation(array), {}
+    if variation is not None and varying_axes(array):
         sharding = NamedSharding(jax.typeof(array).sharding.mesh, PartitionSpec(*(None,) * len(shape)))
-        keywords = {name: value, "sharding": sharding}
+        keywords = {variation[0]: variation[1], "sharding": sharding}
     return jax.ShapeDtypeStruct(shape, dtype or array.dtype, **keywords)
 
 
