@@ -7,7 +7,7 @@ TFLA := build/release/tfla
 CUDA := $(if $(shell command -v nvcc),cuda)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test gpu-test gpu-bundle bench paper format lint install clean deps release
+.PHONY: help run test wheel gpu-test gpu-bundle bench bench-python paper format lint install clean deps release
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,9 +16,14 @@ run: release  ## build, compare every variant with float64, time them
 	$(TFLA) check
 	$(TFLA) bench --quick
 
-test:  ## build and run all tests, then a smaller set under each sanitizer and the fuzzer
-	@tools/install_deps.sh build test
-	tools/run_tests.sh release asan tsan fuzz $(CUDA)
+test:  ## build and run all tests, a smaller set under each sanitizer and the fuzzer, and those of the Python package
+	@tools/install_deps.sh build test python
+	tools/run_tests.sh release asan tsan fuzz python $(CUDA)
+
+wheel:  ## build the Python wheel into dist
+	@tools/install_deps.sh build python
+	@tools/make_venv.sh .venv-python python/requirements.txt
+	.venv-python/bin/python -m pip wheel --no-build-isolation --no-deps -w dist .
 
 gpu-test: gpu-bundle  ## build the CUDA backend and run its tests on this machine's GPU
 	build/gpu-bundle/run
@@ -39,6 +44,13 @@ paper: release  ## every figure of the paper's analysis and docs/paper.md (matpl
 	@tools/make_venv.sh .venv-paper benchmarks/paper/requirements.txt
 	.venv-paper/bin/python benchmarks/make_paper.py
 
+bench-python:  ## host time that the Python package adds to a call
+	@tools/install_deps.sh build python
+	@tools/make_venv.sh .venv-python python/requirements.txt
+	@tools/build_python.sh .venv-python
+	@cmake --build build/bindings --target tfla_bare_calls
+	PYTHONPATH=python .venv-python/bin/python benchmarks/python_overhead.py
+
 format:  ## format C++ and Python in place
 	@tools/install_deps.sh lint
 	@tools/make_venv.sh .venv-lint tools/lint-requirements.txt
@@ -57,7 +69,7 @@ clean:  ## remove everything that was built
 	rm -rf build
 
 deps:  ## install every Debian package any target needs
-	tools/install_deps.sh build test lint bench
+	tools/install_deps.sh build test python lint bench
 
 # The library and the program, without the tests.
 release:

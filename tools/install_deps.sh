@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that are missing; does nothing when all are there.
-# usage: tools/install_deps.sh GROUP...     groups: build test lint bench
+# usage: tools/install_deps.sh GROUP...     groups: build test python lint bench
 set -euo pipefail
 
 build=(g++ cmake ninja-build pkg-config libopenblas-pthread-dev libhwy-dev libfmt-dev libcli11-dev nlohmann-json3-dev
@@ -8,6 +8,7 @@ build=(g++ cmake ninja-build pkg-config libopenblas-pthread-dev libhwy-dev libfm
 test=(clang libclang-rt-14-dev libomp-14-dev) # the sanitizers: clang 14 is Debian 12's
 lint=(clang-format clang-tidy libomp-14-dev python3-venv)
 bench=(python3-venv)
+python=(python3-venv)
 
 packages=()
 for group in "$@"; do
@@ -16,8 +17,9 @@ for group in "$@"; do
     test) packages+=("${test[@]}") ;;
     lint) packages+=("${lint[@]}") ;;
     bench) packages+=("${bench[@]}") ;;
+    python) packages+=("${python[@]}") ;;
     *)
-      echo "tfla: install_deps.sh was given the group \"$group\"; it must be build, test, lint or bench." >&2
+      echo "tfla: install_deps.sh was given the group \"$group\"; it must be build, test, python, lint or bench." >&2
       exit 2
       ;;
   esac

@@ -33,6 +33,11 @@ class FlushSubnormals {
 // worker takes a unit: that is what makes results identical for any number of threads.
 template <class Work>
 void parallel_for(std::int64_t units, int threads, const Work& work) {
+  if (threads == 1 || units <= 1) {  // a team of one costs several system calls in libgomp
+    const FlushSubnormals flush;
+    for (std::int64_t unit = 0; unit < units; ++unit) work(unit, 0);
+    return;
+  }
 #pragma omp parallel num_threads(threads)
   {
     const FlushSubnormals flush;

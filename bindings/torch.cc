@@ -1,0 +1,383 @@
+// The operators as PyTorch sees them, through libtorch's stable ABI: one binary for every torch from 2.10 on, every
+// Python, with and without CUDA. Nothing here but conversion; what is wrong with a call is found by tfla itself.
+//
+// Options travel as plain numbers (the values of tfla's enumerations), so that a graph can hold them. head_first says
+// that tensors are (B,H,T,D), else (B,T,H,D). Shapes of outputs depend on shapes of inputs alone.
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <span>
+#include <string>
+#include <tuple>
+#include <type_traits>
+
+#include "tfla/tfla.h"
+
+// Only builds of torch with CUDA have it.
+extern "C" AOTITorchError __attribute__((weak)) aoti_torch_get_current_cuda_stream(int32_t device, void** stream);
+
+namespace {
+
+using tfla::InvalidArgument;
+using tfla::MutableTensorView;
+using tfla::TensorView;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using MaybeTensor = std::optional<Tensor>;
+
+tfla::DType dtype_of(const char* name, const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::Float: return tfla::DType::float32;
+    case ScalarType::Double: return tfla::DType::float64;
+    case ScalarType::BFloat16: return tfla::DType::bfloat16;
+    case ScalarType::Half: return tfla::DType::float16;
+    case ScalarType::Int: return tfla::DType::int32;
+    case ScalarType::Long: return tfla::DType::int64;
+    default: break;
+  }
+  throw InvalidArgument(std::string("tfla: ") + name +
+                        " has a dtype other than float32, float64, bfloat16, float16, int32 and int64");
+}
+
+std::int64_t rank_of(const char* name, const Tensor& tensor) {
+  const std::int64_t rank = tensor.dim();
+  if (rank >= 1 && rank <= TensorView::max_rank) return rank;
+  throw InvalidArgument(std::string("tfla: ") + name + " has " + std::to_string(rank) + " axes; it must have 1 to 4");
+}
+
+// Where a call runs: the device of q, and torch's current stream and number of threads there.
+class Place {
+ public:
+  explicit Place(const Tensor& q) : device_(q.device()) {
+    if (device_.type() == torch::headeronly::DeviceType::CUDA) {
+      execution_.device = tfla::Device::cuda;
+      if (aoti_torch_get_current_cuda_stream == nullptr) {
+        throw tfla::Unavailable("tfla: q is on a GPU and this build of torch has no CUDA streams");
+      }
+      guard_.emplace(device_.index());
+      TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_.index(), &execution_.stream));
+    } else {
+      execution_.threads = static_cast<int>(torch::stable::get_num_threads());
+    }
+  }
+
+  [[nodiscard]] const tfla::Execution& execution() const { return execution_; }
+
+  void check(const char* name, const Tensor& tensor) const {
+    if (tensor.device() == device_) return;
+    throw InvalidArgument(std::string("tfla: ") + name + " and q are on different devices; all tensors must be on one");
+  }
+
+  [[nodiscard]] Tensor empty(ScalarType dtype, const std::int64_t* shape, std::int64_t rank) const {
+    std::array<std::int64_t, TensorView::max_rank> strides{};
+    std::int64_t stride = 1;
+    for (std::int64_t axis = rank - 1; axis >= 0; --axis) {
+      strides.at(axis) = stride;
+      stride *= shape[axis] > 0 ? shape[axis] : 1;
+    }
+    AtenTensorHandle handle = nullptr;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(rank, shape, strides.data(), static_cast<std::int32_t>(dtype),
+                                                    static_cast<std::int32_t>(device_.type()), device_.index(),
+                                                    &handle));
+    return Tensor(handle);
+  }
+  [[nodiscard]] Tensor empty(ScalarType dtype, std::initializer_list<std::int64_t> shape) const {
+    return empty(dtype, shape.begin(), static_cast<std::int64_t>(shape.size()));
+  }
+  [[nodiscard]] Tensor empty_like(const char* name, const Tensor& tensor) const {
+    return empty(tensor.scalar_type(), tensor.sizes().data(), rank_of(name, tensor));
+  }
+  [[nodiscard]] Tensor nothing() const { return empty(ScalarType::Float, {0}); }
+
+ private:
+  torch::stable::Device device_;
+  tfla::Execution execution_;
+  std::optional<torch::stable::accelerator::DeviceGuard> guard_;
+};
+
+template <class View>
+View view_of(const char* name, const Tensor& tensor) {
+  const std::int64_t rank = rank_of(name, tensor);
+  View view;
+  if constexpr (std::is_same_v<View, TensorView>)
+    view.data = tensor.const_data_ptr();
+  else
+    view.data = tensor.mutable_data_ptr();
+  view.dtype = dtype_of(name, tensor);
+  view.rank = static_cast<int>(rank);
+  const auto sizes = tensor.sizes();
+  const auto strides = tensor.strides();
+  for (std::int64_t axis = 0; axis < rank; ++axis) {
+    view.shape.at(axis) = sizes[axis];
+    view.strides.at(axis) = strides[axis];
+  }
+  return view;
+}
+
+// Views of the tensors of one call, in the order of axes tfla takes: (B,T,H,D).
+class Views {
+ public:
+  Views(const Place& place, bool head_first) : place_(place), head_first_(head_first) {}
+
+  [[nodiscard]] TensorView input(const char* name, const Tensor& tensor) const {
+    place_.check(name, tensor);
+    return ordered(view_of<TensorView>(name, tensor));
+  }
+  [[nodiscard]] MutableTensorView output(const char* name, const Tensor& tensor) const {
+    return ordered(view_of<MutableTensorView>(name, tensor));
+  }
+  // States, cu_seqlens, slots: the same in both layouts.
+  [[nodiscard]] TensorView plain(const char* name, const MaybeTensor& tensor) const {
+    if (!tensor) return {};
+    place_.check(name, *tensor);
+    return view_of<TensorView>(name, *tensor);
+  }
+  [[nodiscard]] MutableTensorView in_place(const char* name, const Tensor& tensor) const {
+    place_.check(name, tensor);
+    return view_of<MutableTensorView>(name, tensor);
+  }
+
+ private:
+  template <class View>
+  [[nodiscard]] View ordered(const View& view) const {
+    return head_first_ ? view.transposed(1, 2) : view;
+  }
+
+  const Place& place_;
+  bool head_first_;
+};
+
+// A number that is none of the enumeration's stays none of them, for validation to refuse.
+template <class Enumeration>
+Enumeration enumerator(std::int64_t value) {
+  return static_cast<Enumeration>(value < 0 || value > 255 ? 255 : value);
+}
+
+tfla::MlstmOptions options_of(std::int64_t gate, std::int64_t normalizer, double eps, std::optional<double> qk_scale,
+                              std::optional<double> soft_cap, bool exact_normalizer_grad, std::int64_t chunk_size,
+                              std::int64_t formulation) {
+  return {.gate = enumerator<tfla::InputGate>(gate),
+          .normalizer = enumerator<tfla::Normalizer>(normalizer),
+          .eps = eps,
+          .qk_scale = qk_scale,
+          .soft_cap = soft_cap,
+          .exact_normalizer_grad = exact_normalizer_grad,
+          .chunk_size = chunk_size,
+          .formulation = enumerator<tfla::Formulation>(formulation)};
+}
+
+// The plan from shapes alone, so that arguments are validated once, when they are run. Where they are not of the kind a
+// shape can be read from, validation comes first and says why.
+template <class Args>
+tfla::Plan plan_of(tfla::Operation operation, const Args& args, const Place& place) {
+  bool packed = false;
+  if constexpr (requires { args.cu_seqlens; }) packed = args.cu_seqlens.given();
+  if (packed || args.q.rank != 4 || args.v.rank != 4) return tfla::plan(args, place.execution());
+  const tfla::MlstmShape shape{.batch = args.q.shape[0],
+                               .tokens = args.q.shape[1],
+                               .qk_heads = args.q.shape[2],
+                               .heads = args.v.shape[2],
+                               .dqk = args.q.shape[3],
+                               .dhv = args.v.shape[3],
+                               .sequences = args.q.shape[0],
+                               .longest = args.q.shape[1],
+                               .dtype = args.q.dtype,
+                               .gate_dtype = args.i.dtype};
+  return tfla::plan(operation, shape, args.options, place.execution());
+}
+
+template <class Args>
+void run(tfla::Operation operation, const Args& args, const Place& place,
+         void (*function)(const Args&, const tfla::Plan&, std::span<std::byte>, void*)) {
+  const tfla::Plan plan = plan_of(operation, args, place);
+  const Tensor scratch = place.empty(ScalarType::Byte, {static_cast<std::int64_t>(plan.scratch_bytes)});
+  function(args, plan, {static_cast<std::byte*>(scratch.mutable_data_ptr()), plan.scratch_bytes},
+           place.execution().stream);
+}
+
+// Gradients arrive in any strides; tfla reads rows.
+Tensor with_rows(const Tensor& tensor) {
+  const std::int64_t last = tensor.dim() - 1;
+  return last < 0 || tensor.stride(last) == 1 ? tensor : torch::stable::contiguous(tensor);
+}
+MaybeTensor with_rows(const MaybeTensor& tensor) { return tensor ? MaybeTensor(with_rows(*tensor)) : tensor; }
+
+tfla::MlstmForward forward_args(const Views& views, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i,
+                                const Tensor& f, const MaybeTensor& C, const MaybeTensor& n, const MaybeTensor& m,
+                                const MaybeTensor& cu_seqlens, const Tensor& h, const tfla::MlstmOptions& options) {
+  return {
+      .q = views.input("q", q),
+      .k = views.input("k", k),
+      .v = views.input("v", v),
+      .i = views.input("i", i),
+      .f = views.input("f", f),
+      .h = views.output("h", h),
+      .initial_state = {views.plain("initial_state.C", C), views.plain("initial_state.n", n),
+                        views.plain("initial_state.m", m)},
+      .cu_seqlens = views.plain("cu_seqlens", cu_seqlens),
+      .options = options,
+  };
+}
+
+Tensor mlstm(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f, const MaybeTensor& C,
+             const MaybeTensor& n, const MaybeTensor& m, const MaybeTensor& cu_seqlens, std::int64_t gate,
+             std::int64_t normalizer, double eps, std::optional<double> qk_scale, std::optional<double> soft_cap,
+             bool exact_normalizer_grad, std::int64_t chunk_size, std::int64_t formulation, bool head_first) {
+  const Place place(q);
+  const Tensor h = place.empty_like("v", v);
+  const auto options =
+      options_of(gate, normalizer, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size, formulation);
+  const auto args = forward_args(Views(place, head_first), q, k, v, i, f, C, n, m, cu_seqlens, h, options);
+  run<tfla::MlstmForward>(tfla::Operation::forward, args, place, tfla::forward);
+  return h;
+}
+
+// The same with the last state: h, C, n, m.
+std::tuple<Tensor, Tensor, Tensor, Tensor> mlstm_with_state(
+    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f, const MaybeTensor& C,
+    const MaybeTensor& n, const MaybeTensor& m, const MaybeTensor& cu_seqlens, std::int64_t gate,
+    std::int64_t normalizer, double eps, std::optional<double> qk_scale, std::optional<double> soft_cap,
+    bool exact_normalizer_grad, std::int64_t chunk_size, std::int64_t formulation, bool head_first) {
+  const Place place(q);
+  const Views views(place, head_first);
+  const Tensor h = place.empty_like("v", v);
+  const auto options =
+      options_of(gate, normalizer, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size, formulation);
+  auto args = forward_args(views, q, k, v, i, f, C, n, m, cu_seqlens, h, options);
+  const std::int64_t states = args.cu_seqlens.given() ? args.cu_seqlens.shape[0] - 1 : args.v.shape[0];
+  if (states < 0) throw InvalidArgument("tfla: cu_seqlens is empty; it must hold at least the 0 it begins with");
+  const std::int64_t heads = args.v.shape[2];
+  const std::int64_t dqk = args.q.shape[3];
+  const ScalarType dtype = args.q.dtype == tfla::DType::float64 ? ScalarType::Double : ScalarType::Float;
+  const Tensor last_C = place.empty(dtype, {states, heads, dqk, args.v.shape[3]});
+  const Tensor last_n = place.empty(dtype, {states, heads, dqk});
+  const Tensor last_m = place.empty(dtype, {states, heads});
+  args.last_state = {views.in_place("last_state.C", last_C), views.in_place("last_state.n", last_n),
+                     views.in_place("last_state.m", last_m)};
+  run<tfla::MlstmForward>(tfla::Operation::forward, args, place, tfla::forward);
+  return {h, last_C, last_n, last_m};
+}
+
+// The recurrent formulation has no backward of its own: the gradient of the same function is computed chunkwise.
+std::int64_t differentiable(std::int64_t formulation) {
+  constexpr auto recurrent = static_cast<std::int64_t>(tfla::Formulation::recurrent);
+  return formulation == recurrent ? static_cast<std::int64_t>(tfla::Formulation::chunkwise) : formulation;
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> mlstm_backward(
+    const Tensor& dh, const MaybeTensor& dC, const MaybeTensor& dn, const Tensor& q, const Tensor& k, const Tensor& v,
+    const Tensor& i, const Tensor& f, const MaybeTensor& C, const MaybeTensor& n, const MaybeTensor& m,
+    const MaybeTensor& cu_seqlens, std::int64_t gate, std::int64_t normalizer, double eps,
+    std::optional<double> qk_scale, std::optional<double> soft_cap, bool exact_normalizer_grad, std::int64_t chunk_size,
+    std::int64_t formulation, bool head_first) {
+  const Place place(q);
+  const Views views(place, head_first);
+  const Tensor dh_rows = with_rows(dh);
+  const MaybeTensor dC_rows = with_rows(dC);
+  const MaybeTensor dn_rows = with_rows(dn);
+  const Tensor dq = place.empty_like("q", q);
+  const Tensor dk = place.empty_like("k", k);
+  const Tensor dv = place.empty_like("v", v);
+  const Tensor di = place.empty_like("i", i);
+  const Tensor df = place.empty_like("f", f);
+  const Tensor dC0 = C ? place.empty_like("initial_state.C", *C) : place.nothing();
+  const Tensor dn0 = n ? place.empty_like("initial_state.n", *n) : place.nothing();
+  tfla::MlstmBackward args{
+      .q = views.input("q", q),
+      .k = views.input("k", k),
+      .v = views.input("v", v),
+      .i = views.input("i", i),
+      .f = views.input("f", f),
+      .dh = views.input("dh", dh_rows),
+      .dq = views.output("dq", dq),
+      .dk = views.output("dk", dk),
+      .dv = views.output("dv", dv),
+      .di = views.output("di", di),
+      .df = views.output("df", df),
+      .initial_state = {views.plain("initial_state.C", C), views.plain("initial_state.n", n),
+                        views.plain("initial_state.m", m)},
+      .dlast_state = {views.plain("dlast_state.C", dC_rows), views.plain("dlast_state.n", dn_rows)},
+      .cu_seqlens = views.plain("cu_seqlens", cu_seqlens),
+      .options = options_of(gate, normalizer, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size,
+                            differentiable(formulation)),
+  };
+  if (C) args.dinitial_state.C = views.in_place("dinitial_state.C", dC0);
+  if (n) args.dinitial_state.n = views.in_place("dinitial_state.n", dn0);
+  run<tfla::MlstmBackward>(tfla::Operation::backward, args, place, tfla::backward);
+  return {dq, dk, dv, di, df, dC0, dn0};
+}
+
+// One token as (B,H,D) or (B,H) becomes a token axis of one.
+template <class View>
+View with_token_axis(View view) {
+  if (view.rank == View::max_rank) return view;  // too many axes already: left to validation
+  for (int axis = view.rank++; axis > 1; --axis) {
+    view.shape.at(axis) = view.shape.at(axis - 1);
+    view.strides.at(axis) = view.strides.at(axis - 1);
+  }
+  view.shape[1] = 1;
+  view.strides[1] = 0;
+  return view;
+}
+
+Tensor mlstm_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f, const Tensor& C,
+                  const Tensor& n, const Tensor& m, const MaybeTensor& slots, std::int64_t gate,
+                  std::int64_t normalizer, double eps, std::optional<double> qk_scale, std::optional<double> soft_cap,
+                  bool head_first) {
+  const Place place(q);
+  const bool one_token = q.dim() == 3;
+  const Views views(place, head_first && !one_token);
+  const auto tokens = [&](auto view) { return one_token ? with_token_axis(view) : view; };
+  const Tensor h = place.empty_like("v", v);
+  const tfla::MlstmStep args{
+      .q = tokens(views.input("q", q)),
+      .k = tokens(views.input("k", k)),
+      .v = tokens(views.input("v", v)),
+      .i = tokens(views.input("i", i)),
+      .f = tokens(views.input("f", f)),
+      .h = tokens(views.output("h", h)),
+      .state = {views.in_place("state.C", C), views.in_place("state.n", n), views.in_place("state.m", m)},
+      .slots = views.plain("slots", slots),
+      .options = options_of(gate, normalizer, eps, qk_scale, soft_cap, false, 0, 0),
+  };
+  run<tfla::MlstmStep>(tfla::Operation::step, args, place, tfla::step);
+  return h;
+}
+
+}  // namespace
+
+#define TFLA_INPUTS "Tensor q, Tensor k, Tensor v, Tensor i, Tensor f, "
+#define TFLA_FAMILY "int gate, int normalizer, float eps, float? qk_scale, float? soft_cap, "
+#define TFLA_TRAINING "bool exact_normalizer_grad, int chunk_size, int formulation, bool head_first"
+#define TFLA_INITIAL "Tensor? C, Tensor? n, Tensor? m, Tensor? cu_seqlens, "
+
+STABLE_TORCH_LIBRARY(tfla, library) {
+  library.def("mlstm(" TFLA_INPUTS TFLA_INITIAL TFLA_FAMILY TFLA_TRAINING ") -> Tensor");
+  library.def("mlstm_with_state(" TFLA_INPUTS TFLA_INITIAL TFLA_FAMILY TFLA_TRAINING
+              ") -> (Tensor, Tensor, Tensor, Tensor)");
+  library.def("mlstm_backward(Tensor dh, Tensor? dC, Tensor? dn, " TFLA_INPUTS TFLA_INITIAL TFLA_FAMILY TFLA_TRAINING
+              ") -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  library.def("mlstm_step(" TFLA_INPUTS "Tensor(a!) C, Tensor(b!) n, Tensor(c!) m, Tensor? slots, " TFLA_FAMILY
+              "bool head_first) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(tfla, CPU, library) {
+  library.impl("mlstm", TORCH_BOX(&mlstm));
+  library.impl("mlstm_with_state", TORCH_BOX(&mlstm_with_state));
+  library.impl("mlstm_backward", TORCH_BOX(&mlstm_backward));
+  library.impl("mlstm_step", TORCH_BOX(&mlstm_step));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(tfla, CUDA, library) {
+  library.impl("mlstm", TORCH_BOX(&mlstm));
+  library.impl("mlstm_with_state", TORCH_BOX(&mlstm_with_state));
+  library.impl("mlstm_backward", TORCH_BOX(&mlstm_backward));
+  library.impl("mlstm_step", TORCH_BOX(&mlstm_step));
+}

@@ -1,0 +1,135 @@
+"""What every rank of test_distributed.py runs: `python distributed_worker.py WHAT RANK RANKS STORE`."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.fsdp
+import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+
+import tfla
+from inputs import make_inputs, make_state
+from tfla import distributed
+from tfla.nn import MLSTMLayer
+from tfla.reference import relative_error
+
+CASES = {
+    "exp": {},
+    "exp_without_normalizer": {"normalizer": "none"},
+    "sigmoid": {"gate": "sigmoid"},
+    "sigmoid_with_max": {"gate": "sigmoid", "normalizer": "max"},
+    "log": {"gate": "log"},
+    "exact": {"exact_normalizer_grad": True},
+    "soft_cap": {"soft_cap": 4.0, "qk_scale": 0.3, "eps": 1e-4, "chunk_size": 16},
+    "heads_first": {"layout": "bhtd"},
+    "state": {"initial_state": True},
+}
+
+
+def cut(x: torch.Tensor, axis: int, rank: int, ranks: int) -> torch.Tensor:
+    """Stretches of different lengths; with four ranks one of them is empty."""
+    bounds = {1: [0, 50], 2: [0, 17, 50], 4: [0, 9, 30, 30, 50]}[ranks]
+    return x.narrow(axis, bounds[rank], bounds[rank + 1] - bounds[rank])
+
+
+def compare(options: dict, resets: bool, rank: int, ranks: int) -> None:
+    options = dict(options)
+    given = make_inputs(tokens=50, qk_heads=1, dtype=torch.float64, seed=3)
+    if options.get("gate") == "log":
+        given.i, given.f = 0.2 * given.i, F.logsigmoid(given.f - 3)
+    if resets:
+        given.f[:, [8, 21, 33]] = float("-inf")
+    axis = 1
+    if options.get("layout") == "bhtd":
+        given, axis = given.map(lambda x: x.transpose(1, 2).contiguous()), 2
+    m = 0.3 if options.get("gate", "exp") == "exp" else 0.0
+    state = make_state(2, 2, 8, 12, torch.float64, m=m) if options.pop("initial_state", False) else None
+
+    def leaves():
+        return None if state is None else [x.clone().requires_grad_(x.dim() > 2) for x in state]
+
+    whole, whole_state = given.leaves(), leaves()
+    h, last = tfla.mlstm(*whole, initial_state=whole_state, output_final_state=True, **options)
+    dh = torch.randn(h.shape, dtype=h.dtype, generator=torch.Generator().manual_seed(1))
+    h.backward(dh)
+
+    mine = given.map(lambda x: cut(x, axis, rank, ranks)).leaves()
+    my_state = leaves() if rank == 0 else None
+    part, final = distributed.mlstm(*mine, initial_state=my_state, output_final_state=True, **options)
+    part.backward(cut(dh, axis, rank, ranks))
+
+    results = {"h": (part, cut(h, axis, rank, ranks))}
+    results |= {f"final {name}": pair for name, pair in zip("Cnm", zip(final, last, strict=True), strict=True)}
+    pairs = zip(mine, whole, strict=True)
+    results |= {
+        f"d{name}": (x.grad, cut(y.grad, axis, rank, ranks)) for name, (x, y) in zip("qkvif", pairs, strict=True)
+    }
+    if my_state is not None:
+        results |= {f"d{name}": (my_state[j].grad, whole_state[j].grad) for j, name in enumerate(("C", "n"))}
+    for name, (actual, expected) in results.items():
+        error = relative_error(actual, expected)
+        assert error < 1e-10, f"{name} of rank {rank}: {error:.2e}"
+
+
+def context(rank: int, ranks: int) -> None:
+    """Context parallel gives the results of one device."""
+    for name, options in CASES.items():
+        for resets in (False, True):
+            try:
+                compare(options, resets, rank, ranks)
+            except AssertionError as error:
+                raise AssertionError(f"{name}, resets={resets}: {error}") from error
+
+
+def data_parallel(rank: int, ranks: int) -> None:
+    """DDP and FSDP2 around a layer: gradients are those of the whole batch on one device."""
+    torch.manual_seed(0)
+    x = torch.randn(2 * ranks, 11, 16, dtype=torch.float64)
+
+    def layer() -> MLSTMLayer:
+        torch.manual_seed(1)
+        return MLSTMLayer(16, 2, dtype=torch.float64)
+
+    alone = layer()
+    (alone(x).square().sum() / ranks).backward()
+    local = x.tensor_split(ranks)[rank]
+
+    ddp = torch.nn.parallel.DistributedDataParallel(layer())
+    ddp(local).square().sum().backward()
+    sharded = layer()
+    torch.distributed.fsdp.fully_shard(sharded, mesh=init_device_mesh("cpu", (ranks,)))
+    sharded(local).square().sum().backward()
+    for (name, expected), one, other in zip(
+        alone.named_parameters(), ddp.parameters(), sharded.parameters(), strict=True
+    ):
+        assert relative_error(one.grad, expected.grad) < 1e-10, f"DDP: {name}"
+        assert relative_error(other.grad.full_tensor(), expected.grad) < 1e-10, f"FSDP2: {name}"
+
+
+def refuse_state_elsewhere(rank: int, ranks: int) -> None:
+    """An initial state on another rank than the first is an error, there and before anything is sent."""
+    if rank == 0:
+        return
+    try:
+        distributed.mlstm(*make_inputs(), initial_state=make_state(2, 2, 8, 12))
+    except ValueError as error:
+        assert "initial_state is given on another rank" in str(error)
+    else:
+        raise AssertionError("accepted")
+
+
+def main() -> None:
+    what, rank, ranks, store = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+    {"context": context, "data_parallel": data_parallel, "refuse_state_elsewhere": refuse_state_elsewhere}[what](
+        rank, ranks
+    )
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

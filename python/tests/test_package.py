@@ -1,0 +1,77 @@
+"""The package as installed: what importing it does, and `python -m tfla`."""
+
+import subprocess
+import sys
+import time
+
+import tfla
+from tfla import info
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_import_loads_no_framework():
+    code = (
+        "import sys, tfla; dir(tfla); tfla.info.library_version(); print({'torch', 'jax', 'numpy'} & set(sys.modules))"
+    )
+    result = python("-c", code)
+    assert result.stdout.strip() == "set()", result.stderr
+
+
+def test_import_is_quick():
+    """Under 50 ms beyond torch's own import, the operators included."""
+    code = """
+import time, torch
+start = time.perf_counter()
+import tfla
+tfla.mlstm
+print(time.perf_counter() - start)
+"""
+    best = min(float(python("-c", code).stdout) for _ in range(3))
+    assert best < 0.05, f"{1e3 * best:.1f} ms"
+
+
+def test_without_torch():
+    """Everything that needs torch says so when it is used, not before."""
+    code = """
+import sys
+sys.modules["torch"] = None  # as if it were not installed
+import tfla
+for name in ("mlstm", "nn", "distributed"):
+    try:
+        getattr(tfla, name)
+    except ImportError as error:
+        print(error)
+"""
+    result = python("-c", code)
+    lines = result.stdout.splitlines()
+    sentences = [f"tfla: tfla.{name} needs torch, which is not installed" for name in ("mlstm", "nn", "distributed")]
+    assert lines == sentences, result.stdout + result.stderr
+
+
+def test_unknown_attribute():
+    try:
+        tfla.attention  # noqa: B018
+    except AttributeError as error:
+        assert "has no attribute 'attention'" in str(error)
+    else:
+        raise AssertionError("accepted")
+
+
+def test_versions_agree():
+    assert tfla.__version__ == info.library_version()
+
+
+def test_describe():
+    assert "chunkwise" in info.describe("forward", tokens=100, dqk=8, dhv=8)
+    assert "step" in info.describe("step", dqk=8, dhv=8, dtype="bfloat16")
+
+
+def test_program():
+    start = time.perf_counter()
+    result = python("-m", "tfla", "--verbose")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "16 of 16 checks against float64 passed" in result.stdout
+    assert time.perf_counter() - start < 60

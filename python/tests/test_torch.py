@@ -1,0 +1,196 @@
+"""The operators inside PyTorch: registration, derivatives, torch.compile, autocast, checkpointing, torch.func."""
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import tfla
+from inputs import make_inputs, make_state
+from tfla import _torch_library as library
+from tfla.reference import BOUNDS, recurrence, relative_error
+
+DOUBLE = torch.float64
+OPTIONS = (0, 0, 1e-6, None, None, False, 0, 0, False)  # as in the schemas of bindings/torch.cc
+
+
+def small(**options):
+    return make_inputs(2, 5, 2, 3, 2, dtype=DOUBLE, **options)
+
+
+# ---------------------------------------------------------------- registration
+def opcheck_cases():
+    given, state = small(), make_state(2, 2, 3, 2, DOUBLE)
+    dh, (dC, dn, _) = torch.randn(2, 5, 2, 2, dtype=DOUBLE), state
+    none, leaves = (None, None, None), tuple(given.leaves())
+    packed = tuple(make_inputs(1, 5, 2, 3, 2).leaves())
+    cu_seqlens = torch.tensor([0, 2, 5])
+    return {
+        "mlstm": (library.forward, (*leaves, *none, None, *OPTIONS)),
+        "mlstm_packed": (library.forward, (*packed, *none, cu_seqlens, *OPTIONS)),
+        "mlstm_with_state": (library.forward_with_state, (*leaves, *state, None, *OPTIONS)),
+        "mlstm_with_state_packed": (library.forward_with_state, (*packed, *none, cu_seqlens, *OPTIONS)),
+        "mlstm_backward": (library.backward, (dh, None, None, *given, *none, None, *OPTIONS)),
+        "mlstm_backward_state": (library.backward, (dh, dC, dn, *given, *state, None, *OPTIONS)),
+        "mlstm_step": (library.step, (*given, *state, None, *OPTIONS[:5], False)),
+    }
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("case", opcheck_cases())
+def test_opcheck(case):
+    operator, arguments = opcheck_cases()[case]
+    result = torch.library.opcheck(operator, arguments)
+    assert set(result.values()) == {"SUCCESS"}, result
+
+
+# ---------------------------------------------------------------- derivatives
+@pytest.mark.parametrize(
+    "options",
+    # With an eps the exponential gate's h depends a little on m, which the gradient holds constant.
+    [{"exact_normalizer_grad": True, "eps": 0.0}, {"gate": "sigmoid"}, {"gate": "sigmoid", "soft_cap": 2.0}],
+    ids=str,
+)
+@pytest.mark.parametrize("layout", ["bthd", "bhtd"])
+def test_gradcheck(options, layout):
+    given = make_inputs(1, 4, 2, 2, 2, qk_heads=1, dtype=DOUBLE)
+    if layout == "bhtd":
+        given = given.map(lambda x: x.transpose(1, 2).contiguous())
+    C, n, m = make_state(1, 2, 2, 2, DOUBLE, m=0.0 if "gate" in options else 0.3)
+
+    def function(q, k, v, i, f, C, n):
+        h, last = tfla.mlstm(
+            q, k, v, i, f, initial_state=(C, n, m), output_final_state=True, chunk_size=2, layout=layout, **options
+        )
+        true_scale = torch.exp(last.m)[..., None]
+        return h, true_scale[..., None] * last.C, true_scale * last.n
+
+    assert torch.autograd.gradcheck(function, (*given.leaves(), C.requires_grad_(), n.requires_grad_()))
+
+
+def test_double_backward_is_refused():
+    given = small().leaves()
+    (dq,) = torch.autograd.grad(tfla.mlstm(*given).sum(), given.q, create_graph=True)
+    with pytest.raises(RuntimeError, match="asked for a second derivative"):
+        dq.sum().backward()
+
+
+def test_forward_mode_is_refused():
+    given = tuple(small())
+    with pytest.raises(NotImplementedError, match="jvp"):
+        torch.func.jvp(tfla.mlstm, given, given)
+    with torch.no_grad(), torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
+        tfla.mlstm(*(torch.autograd.forward_ad.make_dual(x, x) for x in given))
+
+
+def loss(*inputs):
+    return tfla.mlstm(*inputs).square().sum()
+
+
+def test_func_grad_and_vmap():
+    """Gradients per sample, by torch.func, are rows of the gradient of the batch."""
+    given = small().leaves()
+    batch = torch.autograd.grad(loss(*given), tuple(given))
+    plain = tuple(x.detach() for x in given)
+    everything = tuple(range(5))
+    for x, y in zip(torch.func.grad(loss, argnums=everything)(*plain), batch, strict=True):
+        assert torch.equal(x, y)
+    per_sample = torch.func.vmap(torch.func.grad(lambda *x: loss(*(y[None] for y in x)), argnums=everything))
+    for x, y in zip(per_sample(*plain), batch, strict=True):
+        assert torch.equal(x, y)
+    with pytest.raises(RuntimeError, match="second derivative"):
+        torch.func.grad(lambda q: torch.func.grad(loss)(q, *plain[1:]).sum())(plain[0])
+
+
+def test_vmap_with_shared_inputs_and_states():
+    """vmap over some inputs and along another axis than the first equals a loop."""
+    q, k, v, i, f = small()
+    state = make_state(2, 2, 3, 2, DOUBLE)
+    many_q, many_C = torch.stack([q, 2 * q, -q], dim=2), torch.stack([state[0], -state[0], 0 * state[0]])
+
+    def function(q, C):
+        return tfla.mlstm(q, k, v, i, f, initial_state=(C, *state[1:]), output_final_state=True)
+
+    h, last = torch.func.vmap(function, in_dims=(2, 0))(many_q, many_C)
+    for j in range(3):
+        one_h, one_last = function(many_q[:, :, j], many_C[j])
+        assert torch.equal(h[j], one_h)
+        assert all(torch.equal(x[j], y) for x, y in zip(last, one_last, strict=True))
+    packed = make_inputs(1, 5, 2, 3, 2)
+    with pytest.raises(ValueError, match="cu_seqlens is given under vmap"):
+        torch.func.vmap(lambda q: tfla.mlstm(q, *list(packed)[1:], cu_seqlens=torch.tensor([0, 5])))(packed.q[None])
+
+
+# ---------------------------------------------------------------- compilation and contexts
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_without_graph_breaks(backend):
+    state = make_state(2, 2, 8, 12)
+
+    def function(q, k, v, i, f):
+        h, last = tfla.mlstm(
+            q * 2, k, v, i, f, initial_state=state, output_final_state=True, soft_cap=15.0, layout="bhtd"
+        )
+        return torch.tanh(h).sum() + last.C.sum()
+
+    given = make_inputs().map(lambda x: x.transpose(1, 2))
+    eager, compiled = given.leaves(), given.leaves()
+    function(*eager).backward()
+    torch.compile(function, fullgraph=True, backend=backend)(*compiled).backward()
+    for x, y in zip(compiled, eager, strict=True):
+        assert relative_error(x.grad, y.grad) < 1e-6
+
+
+def test_compiled_with_dynamic_lengths():
+    compiled = torch.compile(tfla.mlstm, fullgraph=True, backend="aot_eager", dynamic=True)
+    for tokens in (5, 9, 31):
+        given = make_inputs(tokens=tokens)
+        assert torch.equal(compiled(*given), tfla.mlstm(*given))
+    packed = make_inputs(1, 31)
+    for bounds in ([0, 31], [0, 4, 31], [0, 9, 9, 31]):
+        cu_seqlens = torch.tensor(bounds)
+        assert torch.equal(compiled(*packed, cu_seqlens=cu_seqlens), tfla.mlstm(*packed, cu_seqlens=cu_seqlens))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autocast_lowers_q_k_v_and_leaves_gates(compiled):
+    function = torch.compile(tfla.mlstm, fullgraph=True, backend="aot_eager") if compiled else tfla.mlstm
+    given = make_inputs().leaves()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        h = function(*given)
+    assert h.dtype == torch.bfloat16
+    lowered = (*(x.detach().bfloat16() for x in (given.q, given.k, given.v)), given.i.detach(), given.f.detach())
+    assert torch.equal(h, tfla.mlstm(*lowered))
+    assert relative_error(h, recurrence(*lowered)[0]) < BOUNDS[torch.bfloat16][0]
+    h.float().sum().backward()
+    assert all(x.grad.dtype == torch.float32 for x in given)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert tfla.mlstm(*small()).dtype == DOUBLE
+        state = tfla.State.zeros(2, 2, 8, 12)
+        assert tfla.mlstm_step(*make_inputs(tokens=1), state).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_activation_checkpointing(use_reentrant):
+    plain, saved = make_inputs().leaves(), make_inputs().leaves()
+    loss(*plain).backward()
+    checkpoint(loss, *saved, use_reentrant=use_reentrant).backward()
+    for x, y in zip(saved, plain, strict=True):
+        assert torch.equal(x.grad, y.grad)
+
+
+def test_views_are_not_copied():
+    """Both layouts of the same memory take the same path: equal bits, and no operator that copies."""
+    given = make_inputs(1, 512, 4, 64, 64)
+    one = tfla.mlstm(*given)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        other = tfla.mlstm(*given.map(lambda x: x.transpose(1, 2)), layout="bhtd")
+    assert torch.equal(one, other.transpose(1, 2))
+    names = {event.key for event in profile.key_averages()}
+    assert not names & {"aten::copy_", "aten::clone", "aten::contiguous", "aten::to"}, names
+
+
+def test_inference_mode_and_fake_tensors():
+    with torch.inference_mode():
+        tfla.mlstm(*make_inputs())
+    with torch._subclasses.FakeTensorMode():
+        h, last = tfla.mlstm(*make_inputs().map(torch.empty_like), output_final_state=True)
+    assert h.shape == (2, 37, 2, 12) and last.C.shape == (2, 2, 8, 12)

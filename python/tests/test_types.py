@@ -1,0 +1,44 @@
+"""The package is typed: it passes mypy, and so do its users; misuse does not."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import tfla
+
+USE = """
+import torch
+
+import tfla
+
+x = torch.zeros(1)
+h: torch.Tensor = tfla.mlstm(x, x, x, x, x, gate="exp", chunk_size=3)
+pair: tuple[torch.Tensor, tfla.State] = tfla.mlstm_parallel(x, x, x, x, x, output_final_state=True)
+"""
+MISUSE = {
+    "tfla.mlstm(x, x, x, x, x, gate='soft')": "No overload variant",
+    "tfla.mlstm_parallel(x, x, x, x, x, chunk_size=3)": "Unexpected keyword argument",
+    "tfla.mlstm_step(x, x, x, x, x)": 'Missing positional argument "state"',
+    "tfla.attention": "has no attribute",
+}
+
+
+def test_mypy(tmp_path):
+    use = tmp_path / "use.py"
+    use.write_text(USE + "\n".join(MISUSE))
+    first = USE.count("\n") + 1
+    # A copy, since mypy does not check what lies in site-packages; and without following transformers, which takes long.
+    package = shutil.copytree(Path(tfla.__file__).parent, tmp_path / "tfla", ignore=shutil.ignore_patterns("lib"))
+    config = tmp_path / "mypy.ini"
+    config.write_text("[mypy]\n[mypy-transformers.*]\nfollow_imports = skip\n")
+    command = [sys.executable, "-m", "mypy", "--config-file", str(config), "--cache-dir", str(tmp_path / "cache")]
+    result = subprocess.run(
+        [*command, str(package), str(use)], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    errors = [line for line in result.stdout.splitlines() if ": error: " in line]
+    for number, sentence in enumerate(MISUSE.values(), start=first):
+        found = [error for error in errors if f"use.py:{number}:" in error]
+        assert any(sentence in error for error in found), f"line {number}: {result.stdout}"
+        errors = [error for error in errors if error not in found]
+    assert not errors, result.stdout + result.stderr

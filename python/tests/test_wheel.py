@@ -1,0 +1,75 @@
+"""The wheel in a fresh environment: what it holds, without torch, and with torch."""
+
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+WHEEL = os.environ.get("TFLA_WHEEL")
+pytestmark = pytest.mark.skipif(WHEEL is None, reason="TFLA_WHEEL names no wheel (tools/test_python.sh builds one)")
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory):
+    """Runs a program in an environment that holds the wheel and nothing else."""
+    directory = tmp_path_factory.mktemp("fresh")
+    venv.create(directory, with_pip=True)
+    python = directory / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-index", WHEEL], check=True)
+
+    def run(code: str, *, with_torch: bool = False) -> str:
+        # In place of a second installation of torch: the one the tests run with, behind the fresh environment's own.
+        extra = f"import sys; sys.path.append({str(Path(torch.__file__).parents[1])!r}); " if with_torch else ""
+        command = [python, "-c", extra + code]
+        result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=directory)
+        return result.stdout + result.stderr
+
+    return run
+
+
+def test_one_wheel_for_every_python():
+    assert WHEEL.endswith("-py3-none-linux_x86_64.whl")
+    names = zipfile.ZipFile(WHEEL).namelist()
+    libraries = {Path(name).name for name in names if name.startswith("tfla/lib/")}
+    assert {"libtfla_torch.so", "libtfla_info.so", "libgomp.so.1", "libhwy.so.1"} <= libraries
+    assert sum(name.startswith("libtfla.so") for name in libraries) == 1
+    assert "tfla/py.typed" in names
+    assert len(names) == len(set(names))
+
+
+def test_without_torch(fresh):
+    code = "import tfla, tfla.info; print(tfla.__version__, tfla.info.library_version())\ntfla.mlstm"
+    output = fresh(code)
+    assert output.startswith("0.1.0 0.1.0\n")
+    assert "ImportError: tfla: tfla.mlstm needs torch, which is not installed" in output
+
+
+def test_with_torch(fresh):
+    code = (
+        "import torch, tfla; assert 'fresh' in tfla.__file__; torch.manual_seed(0); "
+        "q = torch.randn(1, 6, 1, 4); g = torch.randn(1, 6, 1); print(tfla.mlstm(q, q, q, g, g).shape)"
+    )
+    assert fresh(code, with_torch=True).strip() == "torch.Size([1, 6, 1, 4])"
+
+
+def test_libraries_need_nothing_that_is_not_there(fresh):
+    """Besides the C and C++ runtimes every library is in the wheel, or torch's."""
+    code = "import pathlib, tfla; print(pathlib.Path(tfla.__file__).parent / 'lib')"
+    directory = Path(fresh(code).strip())
+    system = {f"lib{name}" for name in ("c.so.6", "m.so.6", "stdc++.so.6", "gcc_s.so.1", "dl.so.2", "rt.so.1")}
+    for library in directory.iterdir():
+        dynamic = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
+        needed = {line.split("[")[1].rstrip("]") for line in dynamic.splitlines() if "(NEEDED)" in line}
+        missing = {name for name in needed - system if not (directory / name).exists()}
+        assert missing <= {"libtorch.so", "ld-linux-x86-64.so.2"}, library.name
+
+
+def test_same_interpreter_is_not_needed():
+    """Nothing in the wheel is compiled for one Python."""
+    for name in zipfile.ZipFile(WHEEL).namelist():
+        assert ".cpython-" not in name and f"cp{sys.version_info.major}{sys.version_info.minor}" not in name

@@ -1,0 +1,56 @@
+"""tfla: the mLSTM operator (Tiled Flash Linear Attention) for PyTorch and JAX, on CPU and CUDA.
+
+    h = tfla.mlstm(q, k, v, i, f)                      # PyTorch: q, k (B,T,H,dqk)  v, h (B,T,H,dhv)  i, f (B,T,H)
+    h = tfla.jax.mlstm(q, k, v, i, f)                  # JAX, the same shapes
+
+Importing this module imports neither framework: each is loaded with the first attribute that needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tfla import check, distributed, info, nn, ops, reference
+    from tfla.ops import State, mlstm, mlstm_parallel, mlstm_recurrent, mlstm_step
+
+__version__ = "0.1.0"
+__all__ = [
+    "State",
+    "check",
+    "distributed",
+    "info",
+    "mlstm",
+    "mlstm_parallel",
+    "mlstm_recurrent",
+    "mlstm_step",
+    "nn",
+    "ops",
+    "reference",
+]
+
+_FROM_OPS = ("State", "mlstm", "mlstm_parallel", "mlstm_recurrent", "mlstm_step")
+_MODULES = ("check", "compat", "distributed", "info", "jax", "nn", "ops", "reference")
+
+if not TYPE_CHECKING:  # which sees the imports above, and would otherwise believe in any name
+
+    def __getattr__(name: str) -> Any:
+        if name not in _FROM_OPS and name not in _MODULES:
+            raise AttributeError(f"module 'tfla' has no attribute '{name}'")
+        try:
+            value = importlib.import_module("tfla.ops" if name in _FROM_OPS else f"tfla.{name}")
+        except ModuleNotFoundError as error:
+            if error.name not in ("torch", "jax", "jaxlib"):
+                raise
+            raise ImportError(
+                f"tfla: tfla.{name} needs {error.name}, which is not installed", name=error.name
+            ) from error
+        if name in _FROM_OPS:
+            value = getattr(value, name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

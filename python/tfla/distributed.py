@@ -1,0 +1,200 @@
+"""One sequence over several devices (context parallel), on torch.distributed.
+
+Rank r holds the r-th stretch of tokens. With b the sum of log f over a stretch, a state passes through it by
+
+    C_after = exp(b + m_before - m_after) C_before + exp(m_own - m_after) C_own
+
+where (C_own, m_own) is what the stretch makes of a state of nothing. So every rank computes its own state, one
+all-gather of (C, n, m, b) tells all of them, each merges those before it, and runs its tokens from there. In backward
+the same happens in the other direction with the gradients of the states. The merge is exact: results are those of one
+device up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from tfla import _torch_library as library
+from tfla._autograd import call
+from tfla._options import CHUNKWISE, GATES, Gate, Layout, Normalizer, spacing
+from tfla.ops import InitialState, State, _autocast, _codes, _parts
+
+__all__ = ["mlstm"]
+
+# torch 2.13 renamed it.
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+# The max state of nothing, for the exponential gate: so low that what an input gate brings is above it or nothing too.
+_NOTHING = -1e3
+
+
+@torch.compiler.disable  # the collectives stay outside of compiled graphs
+def mlstm(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    i: Tensor,
+    f: Tensor,
+    *,
+    group: dist.ProcessGroup | None = None,
+    gate: Gate = "exp",
+    normalizer: Normalizer | None = None,
+    initial_state: InitialState | None = None,
+    output_final_state: bool = False,
+    chunk_size: int | None = None,
+    qk_scale: float | None = None,
+    eps: float = 1e-6,
+    soft_cap: float | None = None,
+    layout: Layout = "bthd",
+    exact_normalizer_grad: bool = False,
+) -> Tensor | tuple[Tensor, State]:
+    """`tfla.mlstm` of a sequence whose tokens are spread over the ranks of `group`, in the order of ranks.
+
+    Every rank of the group calls it, with its own stretch of tokens: q, k, v, i, f and h are local. Stretches may
+    differ in length; B, H, dqk, dhv, dtypes and options must be the same. Backward is a collective call too: all ranks
+    run it, in the same order. Documents are separated by a forget gate of -inf at their first token (there is no
+    cu_seqlens).
+
+    Args:
+        group: a process group of torch.distributed: NCCL for CUDA tensors, gloo for CPU; None is the default group.
+        initial_state: the state before the whole sequence, on the first rank alone; gradients arrive there.
+        output_final_state: also return the state after the whole sequence, on every rank, without gradients.
+        Everything else: as in `tfla.mlstm`.
+    """
+    gate_code, normalizer_code, head_first = _codes(gate, normalizer, layout)
+    q, k, v = _autocast(q, k, v)
+    if initial_state is not None and dist.get_rank(group) != 0:
+        raise ValueError("tfla: initial_state is given on another rank than the first; it precedes the whole sequence")
+    C, n, m = _parts(initial_state)
+    chunk = spacing(chunk_size)
+    options = (
+        gate_code, normalizer_code, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk, CHUNKWISE, head_first
+    )  # fmt: skip
+    if dist.get_world_size(group) == 1:
+        h, *final = call(library.forward_with_state, q, k, v, i, f, C, n, m, None, *options)
+    else:
+        h, *final = _ContextParallel.apply(group, options, m, q, k, v, i, f, C, n)
+    return (h, State(*final).detach()) if output_final_state else h
+
+
+class _ContextParallel(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, group: Any, options: tuple, m: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        *tokens, C, n = inputs
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        # The first stretch begins from the given state, so its own state is that of one device, and so is its h.
+        start = (C, n, m) if rank == 0 else _state_of_nothing(tokens, options)
+        h, *own = library.forward_with_state(*tokens, *start, None, *options)
+        everyone = _all_gather([*own, _log_decay(tokens[4], options)], group)
+        boundaries = _merge(everyone, exponential=options[0] == GATES["exp"])
+        if rank > 0:
+            start = boundaries[rank - 1]
+            h = library.forward(*tokens, *start, None, *options)
+        ctx.save_for_backward(*tokens, *start)
+        ctx.group, ctx.options, ctx.decays = group, options, _boundary_decays(everyone, boundaries)
+        ctx.mark_non_differentiable(*boundaries[ranks - 1])
+        ctx.set_materialize_grads(False)
+        return h, *boundaries[ranks - 1]
+
+    @staticmethod
+    def backward(ctx: Any, dh: Tensor | None, *_: Any) -> tuple:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "tfla: distributed.mlstm was asked for a second derivative; it has first derivatives only"
+            )
+        *tokens, C, n, m = ctx.saved_tensors
+        rank, ranks = dist.get_rank(ctx.group), dist.get_world_size(ctx.group)
+        if dh is None:  # the other ranks wait for this one
+            dh = torch.zeros_like(tokens[2], memory_format=torch.contiguous_format)
+
+        def gradients(dC: Tensor | None, dn: Tensor | None) -> tuple[Tensor, ...]:
+            return library.backward(dh, dC, dn, *tokens, C, n, m, None, *ctx.options)
+
+        # What this stretch alone wants of the state it began from; nobody needs that of the first.
+        if rank > 0:
+            grads = gradients(None, None)
+            own = grads[5:]
+        else:
+            own = tuple(torch.zeros_like(x) for x in _state_of_nothing(tokens, ctx.options)[:2])
+        everyone = _all_gather(own, ctx.group)
+        if rank < ranks - 1:
+            grads = gradients(*_merge_gradients(everyone, ctx.decays, rank))
+        initial = grads[5:] if rank == 0 and C is not None else (None, None)
+        return (None, None, None, *grads[:5], *initial)
+
+
+def _state_of_nothing(tokens: list[Tensor], options: tuple) -> State:
+    q, _, v, *_ = tokens
+    batch, heads = v.shape[0], v.shape[1 if options[-1] else 2]
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    state = State.zeros(batch, heads, q.shape[3], v.shape[3], device=q.device, dtype=dtype)
+    if options[0] == GATES["exp"]:
+        state.m.fill_(_NOTHING)
+    return state
+
+
+def _log_decay(f: Tensor, options: tuple) -> Tensor:
+    """(B,H) in double: the sum of log f over this rank's tokens."""
+    soft_cap, head_first = options[4], options[-1]
+    f = f.double()
+    if soft_cap is not None:
+        f = soft_cap * torch.tanh(f / soft_cap)
+    log_f = f if options[0] == GATES["log"] else F.logsigmoid(f)
+    return log_f.sum(2 if head_first else 1)
+
+
+def _all_gather(tensors: Sequence[Tensor], group: Any) -> list[list[Tensor]]:
+    """The same tensors of every rank, by one collective on their bytes."""
+    sizes = [x.numel() * x.element_size() for x in tensors]
+    room = [-(-size // 16) * 16 for size in sizes]  # so that each begins where its dtype may
+
+    def parts(row: Tensor) -> list[Tensor]:
+        slots = zip(row.split(room), sizes, tensors, strict=True)
+        return [slot[:size].view(x.dtype).view(x.shape) for slot, size, x in slots]
+
+    mine = torch.zeros(sum(room), dtype=torch.uint8, device=tensors[0].device)
+    for slot, x in zip(parts(mine), tensors, strict=True):
+        slot.copy_(x)
+    gathered = mine.new_empty(dist.get_world_size(group) * mine.numel())
+    _gather(gathered, mine, group=group)
+    return [parts(row) for row in gathered.split(mine.numel())]
+
+
+def _merge(everyone: list[list[Tensor]], exponential: bool) -> list[State]:
+    """The state after each rank's tokens, from (C, n, m, b) of every rank."""
+    C, n, m, _ = everyone[0]
+    after = [State(C, n, m)]
+    for own_C, own_n, own_m, b in everyone[1:]:
+        # The other gates have no max state: it stays 0.
+        following = torch.maximum(b + m, own_m.double()).to(m.dtype) if exponential else own_m
+        kept = torch.exp(b + m - following).to(C.dtype)[..., None]
+        added = torch.exp(own_m.double() - following).to(C.dtype)[..., None]
+        C = kept[..., None] * C + added[..., None] * own_C
+        n = kept * n + added * own_n
+        m = following
+        after.append(State(C, n, m))
+    return after
+
+
+def _boundary_decays(everyone: list[list[Tensor]], after: list[State]) -> list[Tensor]:
+    """decays[r]: what rank r's tokens leave of the state before them, in the scale of that state and of the next."""
+    first = torch.zeros_like(after[0].m)  # never used: no gradient passes through the first stretch
+    return [first] + [
+        torch.exp(everyone[r][3] + after[r - 1].m - after[r].m).to(first.dtype) for r in range(1, len(after))
+    ]
+
+
+def _merge_gradients(everyone: list[list[Tensor]], decays: list[Tensor], rank: int) -> tuple[Tensor, Tensor]:
+    """The gradient of the state after `rank`, from what every later rank wants of the state before it."""
+    dC, dn = everyone[-1]
+    for r in range(len(everyone) - 2, rank, -1):
+        decay = decays[r][..., None]
+        dC = everyone[r][0] + decay[..., None] * dC
+        dn = everyone[r][1] + decay * dn
+    return dC, dn

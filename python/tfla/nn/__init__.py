@@ -1,0 +1,7 @@
+"""Modules around the operator: `MLSTMCell` (gates, operator), `MLSTMLayer` (projections, cell, norm, output gate)."""
+
+from tfla.nn.cell import MLSTMCell
+from tfla.nn.layer import MLSTMLayer
+from tfla.state import State
+
+__all__ = ["MLSTMCell", "MLSTMLayer", "State"]

@@ -1,0 +1,111 @@
+"""The operator with its input and forget gates."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tfla._options import Gate, Normalizer
+from tfla.ops import State, mlstm, mlstm_step
+
+Mode = Literal["train", "prefill", "decode"]
+
+
+class _Gate(nn.Linear):
+    """Pre-activations of a gate: weights begin at zero, biases evenly spaced over heads."""
+
+    def __init__(self, dim: int, heads: int, biases: tuple[float, float], **factory: Any) -> None:
+        self.biases = biases
+        super().__init__(dim, heads, **factory)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        self.weight.zero_()
+        self.bias.copy_(torch.linspace(*self.biases, self.out_features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        # The bias is the larger part; added in float32 it is not rounded to 16 bits under autocast.
+        product = F.linear(x, self.weight)
+        return product + self.bias if product.dtype == torch.float64 else product.float() + self.bias.float()
+
+
+class MLSTMCell(nn.Module):
+    """Gates from the layer's input, then the operator on q, k, v.
+
+    Gate weights begin at zero and biases at -10 (input) and linspace(3, 6) over heads (forget), so that a new cell
+    remembers long and takes up input slowly; pre-activations are capped softly at `soft_cap`.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        gate: Gate = "exp",
+        normalizer: Normalizer | None = None,
+        eps: float = 1e-6,
+        soft_cap: float | None = 15.0,
+        chunk_size: int | None = None,
+        exact_normalizer_grad: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.gate: Gate = gate
+        self.normalizer: Normalizer | None = normalizer
+        self.eps = eps
+        self.soft_cap = soft_cap
+        self.chunk_size = chunk_size
+        self.exact_normalizer_grad = exact_normalizer_grad
+        self.input_gate = _Gate(dim, heads, (-10.0, -10.0), device=device, dtype=dtype)
+        self.forget_gate = _Gate(dim, heads, (3.0, 6.0), device=device, dtype=dtype)
+
+    def forward(
+        self,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: State | None = None,
+        *,
+        mode: Mode = "train",
+        cu_seqlens: Tensor | None = None,
+        slots: Tensor | None = None,
+    ) -> tuple[Tensor, State | None]:
+        """h (B,T,H,dhv) and the state after it, for x (B,T,dim), q, k (B,T,Hqk,dqk), v (B,T,H,dhv).
+
+        mode "train" returns no state; "prefill" returns one; "decode" updates the given one in place and returns it.
+        """
+        i, f = self.input_gate(x), self.forget_gate(x)
+        if mode == "decode":
+            if state is None or cu_seqlens is not None:
+                raise ValueError("tfla: mode is 'decode', which needs state and takes no cu_seqlens")
+            h = mlstm_step(
+                q, k, v, i, f, state, gate=self.gate, normalizer=self.normalizer, slots=slots, eps=self.eps,
+                soft_cap=self.soft_cap,
+            )  # fmt: skip
+            return h, state
+        if mode not in ("train", "prefill"):
+            raise ValueError(f"tfla: mode is {mode!r}; it must be 'train', 'prefill' or 'decode'")
+        if slots is not None:
+            raise ValueError(f"tfla: slots is given with mode {mode!r}; only 'decode' takes slots")
+        options: dict[str, Any] = {
+            "gate": self.gate,
+            "normalizer": self.normalizer,
+            "initial_state": state,
+            "cu_seqlens": cu_seqlens,
+            "chunk_size": self.chunk_size,
+            "eps": self.eps,
+            "soft_cap": self.soft_cap,
+            "exact_normalizer_grad": self.exact_normalizer_grad,
+        }
+        if mode == "prefill":
+            return mlstm(q, k, v, i, f, output_final_state=True, **options)
+        return mlstm(q, k, v, i, f, **options), None
+
+    def extra_repr(self) -> str:
+        return f"gate={self.gate!r}, normalizer={self.normalizer!r}, eps={self.eps}, soft_cap={self.soft_cap}"

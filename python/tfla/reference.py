@@ -1,0 +1,75 @@
+"""The mLSTM token by token in float64, differentiated by PyTorch: what tests and self-check judge by.
+
+It shares nothing with the kernels. Slow; for small inputs.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def recurrence(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    i: Tensor,
+    f: Tensor,
+    *,
+    gate: str = "exp",
+    normalizer: str | None = None,
+    state: tuple[Tensor, Tensor, Tensor] | None = None,
+    qk_scale: float | None = None,
+    eps: float = 1e-6,
+    soft_cap: float | None = None,
+    exact_normalizer_grad: bool = False,
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """h and the last state for q, k (B,T,Hqk,dqk), v (B,T,H,dhv), i, f (B,T,H). Gradients hold m constant."""
+    q, k, v, i, f = (x.double() for x in (q, k, v, i, f))
+    batch, tokens, heads, dhv = v.shape
+    dqk = q.shape[-1]
+    q, k = (x.repeat_interleave(heads // x.shape[2], dim=2) for x in (q, k))
+    normalizer = normalizer or {"exp": "max", "sigmoid": "none", "log": "none"}[gate]
+    if soft_cap is not None:
+        i, f = (soft_cap * torch.tanh(x / soft_cap) for x in (i, f))
+    log_f = f if gate == "log" else F.logsigmoid(f)
+    log_i = F.logsigmoid(i) if gate == "sigmoid" else i
+    given = state or [v.new_zeros((batch, heads, dqk, dhv)[:axes]) for axes in (4, 3, 2)]
+    C, n, m = (x.double() for x in given)
+    m = m.detach()
+    scale = dqk**-0.5 if qk_scale is None else qk_scale
+    rows = []
+    for t in range(tokens):
+        following = torch.maximum(log_f[:, t] + m, log_i[:, t]).detach() if gate == "exp" else torch.zeros_like(m)
+        decay = torch.exp(log_f[:, t] + m - following)[..., None]
+        weight = torch.exp(log_i[:, t] - following)[..., None]
+        C = decay[..., None] * C + (weight * k[:, t])[..., None] * v[:, t, :, None, :]
+        n = decay * n + weight * k[:, t]
+        m = following
+        scaled = scale * q[:, t]
+        h = torch.einsum("bhd,bhde->bhe", scaled, C)
+        if normalizer == "max":
+            den = torch.maximum((scaled * n).sum(-1).abs(), torch.exp(-m)) + eps
+            h = h / (den if exact_normalizer_grad else den.detach())[..., None]
+        rows.append(h)
+    h = torch.stack(rows, dim=1) if rows else v
+    return h, (C, n, m)
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """||actual - expected|| / ||expected||; NaN where either has one, so that no bound holds."""
+    actual, expected = actual.detach().double(), expected.detach().double()
+    difference = torch.linalg.vector_norm(actual - expected)
+    size = torch.linalg.vector_norm(expected)
+    return float(difference / size) if size > 0 else float(difference)
+
+
+# Relative errors allowed: of values, of gradients. Those of docs/numerics.md; for 16-bit types half a unit in the last
+# place of the result, which is what a tensor of few elements may be off by, plus the float32 arithmetic.
+BOUNDS = {
+    torch.float64: (1e-10, 1e-10),
+    torch.float32: (1e-5, 1e-4),
+    torch.bfloat16: (2**-8 + 1e-5, 2**-8 + 1e-4),
+    torch.float16: (2**-11 + 1e-5, 2**-11 + 1e-4),
+}
