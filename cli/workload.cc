@@ -1,5 +1,6 @@
 #include "workload.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -27,14 +28,18 @@ constexpr Normal forget_gate = {4.5, 1};
 std::size_t bytes_of(DType dtype, std::int64_t count) { return static_cast<std::size_t>(item_size(dtype) * count); }
 
 Buffer filled(DType dtype, std::int64_t count, Stream stream, Normal law, Device device) {
-  Buffer buffer(bytes_of(dtype, count));
+  // Tensors of a GPU are large and the host is slow to draw them: the same numbers again and again, at other addresses.
+  constexpr std::int64_t most_on_gpu = std::int64_t{1} << 24;
+  const std::int64_t drawn = device == Device::cpu ? count : std::min(count, most_on_gpu);
+  Buffer buffer(bytes_of(dtype, drawn));
 #pragma omp parallel for schedule(static)
-  for (std::int64_t x = 0; x < count; ++x) {
+  for (std::int64_t x = 0; x < drawn; ++x) {
     reference::store(buffer.data(), dtype, x, law.mean + law.deviation * reference::normal(seed, stream, x));
   }
   if (device == Device::cpu) return buffer;
-  Buffer there(buffer.size(), device);
-  cuda::copy(there.data(), buffer.data(), buffer.size());
+  Buffer there(bytes_of(dtype, count), device);
+  for (std::size_t at = 0; at < there.size(); at += buffer.size())
+    cuda::copy(there.data() + at, buffer.data(), std::min(buffer.size(), there.size() - at));
   return there;
 }
 

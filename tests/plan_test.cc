@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "core/cost/plan_cost.h"
 #include "support.h"
 #include "validation.h"
 
@@ -85,7 +86,7 @@ TEST(PlanSmall, TilesChunksAndSpansNest) {
 }
 
 // Bytes of q, k, v, h, i, f, and for backward of dh and the gradients as well; no states.
-double tensor_bytes(Operation operation, const MlstmShape& s) {
+double own_tensor_bytes(Operation operation, const MlstmShape& s) {
   const double row = static_cast<double>(2 * s.qk_heads * s.dqk + 2 * s.heads * s.dhv);
   const double gates = static_cast<double>(2 * s.heads * item_size(s.gate_dtype));
   const double values = row * static_cast<double>(item_size(s.dtype));
@@ -99,7 +100,7 @@ TEST(PlanSmall, ScratchStaysBelowAQuarterOfTheTensors) {
     for (const Operation operation : {Operation::forward, Operation::backward}) {
       const MlstmShape shape = documented_shape(tokens);
       const Plan p = plan(operation, shape, {}, {.threads = 2});
-      EXPECT_LT(static_cast<double>(p.scratch_bytes), 0.25 * tensor_bytes(operation, shape)) << describe(p);
+      EXPECT_LT(static_cast<double>(p.scratch_bytes), 0.25 * own_tensor_bytes(operation, shape)) << describe(p);
     }
   }
 }
@@ -112,7 +113,20 @@ TEST(PlanSmall, CostsGrowWithTheSequenceAsTheyShould) {
   EXPECT_NEAR(flops(Formulation::chunkwise, 16384) / flops(Formulation::chunkwise, 8192), 2, 0.1);
   EXPECT_NEAR(flops(Formulation::parallel, 16384) / flops(Formulation::parallel, 8192), 4, 0.2);
   const Plan p = plan(Operation::forward, documented_shape(8192), {}, {.threads = 2});
-  EXPECT_GE(p.bytes, tensor_bytes(Operation::forward, p.shape));
+  EXPECT_GE(p.bytes, own_tensor_bytes(Operation::forward, p.shape));
+}
+
+TEST(PlanSmall, CostsOnAGpuCountTheBlocksBelowTheDiagonal) {
+  Plan whole{.device = Device::cuda,
+             .shape = {.tokens = 512, .dqk = 3, .dhv = 5, .longest = 512},
+             .tile = 64,
+             .chunk = 128,
+             .span = 512};
+  // Four chunks of three 64 x 64 squares; all chunks but the first meet a state, all but the last make one.
+  const double squares = 4 * 3 * 64.0 * 64.0, state_tokens = 2 * 384.0;
+  EXPECT_EQ(cost(whole).flops, 2 * (squares * (3 + 5) + state_tokens * 3 * 5));
+  whole.chunk = 512;
+  EXPECT_EQ(cost(whole).flops, 2 * (36 * 64.0 * 64.0) * (3 + 5));
 }
 
 TEST(PlanSmall, DescriptionSaysWhatWasChosen) {

@@ -70,6 +70,7 @@ Work useful(const Plan& plan) {
 
 // Pairs of blocks on and below the diagonal of a sequence, as elements.
 double causal_blocks(std::int64_t tokens, std::int64_t block) {
+  if (tokens == 0) return 0;
   const Cut blocks = cut(tokens, tokens, block);
   return 0.5 * (blocks.tokens * blocks.tokens + blocks.squares);
 }
