@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tfla import _torch_library as library
-from tfla._autograd import call
 from tfla._options import CHUNKWISE, Gate, Layout, Normalizer
 from tfla.ops import InitialState, State, _autocast, _codes, _parts, _positive
 
@@ -77,7 +76,7 @@ def mlstm(
         gate_code, normalizer_code, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk, CHUNKWISE, head_first
     )  # fmt: skip
     if dist.get_world_size(group) == 1:
-        h, *final = call(library.forward_with_state, q, k, v, i, f, C, n, m, None, *options)
+        h, *final = library.call(library.forward_with_state, q, k, v, i, f, C, n, m, None, *options)
     else:
         h, *final = _ContextParallel.apply(group, options, m, q, k, v, i, f, C, n)
     return (h, State(*final).detach()) if output_final_state else h
