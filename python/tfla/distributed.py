@@ -166,7 +166,7 @@ def _all_gather(tensors: Sequence[Tensor], group: Any) -> list[list[Tensor]]:
 
 def _merge(everyone: list[list[Tensor]]) -> list[State]:
     """The state after each rank's tokens, from (C, n, m, b) of every rank."""
-    C, n, m, _ = everyone[0]
+    C, n, m = (x.clone() for x in everyone[0][:3])  # may be kept for backward, and the rest of the buffer is not to be
     after = [State(C, n, m)]
     for own_C, own_n, own_m, b in everyone[1:]:
         following = torch.maximum(b + m, own_m.double()).to(m.dtype)
