@@ -7,7 +7,7 @@ TFLA := build/release/tfla
 CUDA := $(if $(shell command -v nvcc),cuda)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test gpu-test gpu-bundle bench format lint install clean deps release
+.PHONY: help run test gpu-test gpu-bundle bench paper format lint install clean deps release
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,11 @@ bench: release  ## time tfla and mlstm_kernels side by side (PyTorch in .venv)
 	@tools/install_deps.sh bench
 	@tools/make_venv.sh .venv benchmarks/requirements.txt
 	.venv/bin/python benchmarks/compare_cpu.py
+
+paper: release  ## every figure of the paper's analysis and docs/paper.md (matplotlib in .venv-paper)
+	@tools/install_deps.sh bench
+	@tools/make_venv.sh .venv-paper benchmarks/paper/requirements.txt
+	.venv-paper/bin/python benchmarks/make_paper.py
 
 format:  ## format C++ and Python in place
 	@tools/install_deps.sh lint
