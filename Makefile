@@ -7,7 +7,7 @@ TFLA := build/release/tfla
 CUDA := $(if $(shell command -v nvcc),cuda)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test wheel gpu-test gpu-bundle bench bench-python format lint install clean deps release
+.PHONY: help run test wheel gpu-test gpu-bundle bench bench-python paper format lint install clean deps release
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,11 @@ bench-python:  ## host time that the Python package adds to a call
 	@tools/build_python.sh .venv-python
 	@cmake --build build/bindings --target tfla_bare_calls
 	PYTHONPATH=python .venv-python/bin/python benchmarks/python_overhead.py
+
+paper: release  ## every figure of the paper's analysis and docs/paper.md (matplotlib in .venv-paper)
+	@tools/install_deps.sh bench
+	@tools/make_venv.sh .venv-paper benchmarks/paper/requirements.txt
+	.venv-paper/bin/python benchmarks/make_paper.py
 
 format:  ## format C++ and Python in place
 	@tools/install_deps.sh lint

@@ -14,5 +14,6 @@ struct Command {
 [[nodiscard]] Command add_check(CLI::App& program);
 [[nodiscard]] Command add_bench(CLI::App& program);
 [[nodiscard]] Command add_explain(CLI::App& program);
+[[nodiscard]] Command add_analyse(CLI::App& program);
 
 }  // namespace tfla::cli

@@ -24,8 +24,8 @@ constexpr const char* examples =
     "Examples:\n"
     "  tfla check --quick                             is this build right on this machine?\n"
     "  tfla bench --quick                             how fast is it, and how does time grow with T?\n"
-    "  tfla bench --op step --json step.json          decoding against the copy bandwidth of the machine\n"
     "  tfla explain --shape 1,2048,4,128,256          what would a call do: chunks, scratch, FLOPs, bytes\n"
+    "  tfla analyse chunk --accelerator all           the paper's cost model: which chunk size is best where?\n"
     "  tfla check --help                              options and examples of one command";
 
 int refuse(std::string sentence) {
@@ -35,20 +35,26 @@ int refuse(std::string sentence) {
   return usage_error;
 }
 
-// The (sub)command the user was in when the command line stopped making sense.
-const CLI::App& innermost(const CLI::App& program) {
-  const auto chosen = program.get_subcommands();
-  return chosen.empty() ? program : *chosen.front();
+// The (sub)command the user was in when the command line stopped making sense, and how to call it.
+struct Place {
+  const CLI::App* app;
+  std::string call;
+};
+Place innermost(const CLI::App& program) {
+  Place place{&program, program.get_name()};
+  for (auto chosen = program.get_subcommands(); !chosen.empty(); chosen = place.app->get_subcommands()) {
+    place = {chosen.front(), fmt::format("{} {}", place.call, chosen.front()->get_name())};
+  }
+  return place;
 }
 
 int refuse(const CLI::App& program, const CLI::ParseError& error) {
-  const CLI::App& where = innermost(program);
-  const std::string help =
-      &where == &program ? std::string("tfla --help") : fmt::format("tfla {} --help", where.get_name());
+  const Place where = innermost(program);
+  const std::string help = where.call + " --help";
   const auto extras = program.remaining(true);
   if (!extras.empty()) {
     return refuse(fmt::format("'{}' is not {}; see {}", extras.front(),
-                              &where == &program ? "a command or option" : "an option here", help));
+                              where.app == &program ? "a command or option" : "an option here", help));
   }
   return refuse(fmt::format("{}; see {}", error.what(), help));
 }
@@ -58,7 +64,7 @@ int run(int argc, char** argv) {
   program.set_version_flag("--version", fmt::format("tfla {}", version()), "print the version and exit");
   program.footer(examples);
   program.require_subcommand(0, 1);
-  const std::array commands = {add_check(program), add_bench(program), add_explain(program)};
+  const std::array commands = {add_check(program), add_bench(program), add_explain(program), add_analyse(program)};
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -68,7 +74,7 @@ int run(int argc, char** argv) {
   for (const Command& command : commands) {
     if (command.app->parsed()) return command.run();
   }
-  return refuse("a command is missing; it takes one of check, bench, explain, see tfla --help");
+  return refuse("a command is missing; it takes one of check, bench, explain, analyse, see tfla --help");
 }
 
 }  // namespace

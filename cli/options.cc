@@ -63,6 +63,15 @@ std::int64_t parse_integer(const std::string& option, std::string_view text, std
   return value;
 }
 
+double parse_real(const std::string& option, const std::string& text, double least, double most) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || !(value >= least && value <= most)) {
+    throw UsageError(fmt::format("tfla: {} was '{}'; it must be a number from {} to {}", option, text, least, most));
+  }
+  return value;
+}
+
 double parse_seconds(const std::string& option, const std::string& text) {
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -133,6 +142,13 @@ std::size_t parse_word(const std::string& option, const std::string& text, const
     if (words[index] == text) return index;
   }
   throw UsageError(fmt::format("tfla: {} was '{}'; it takes one of {}", option, text, fmt::join(words, ", ")));
+}
+
+std::vector<std::size_t> parse_words(const std::string& option, const std::string& text,
+                                     const std::vector<std::string>& words) {
+  std::vector<std::pair<std::string, std::size_t>> table;
+  for (std::size_t index = 0; index < words.size(); ++index) table.emplace_back(words[index], index);
+  return parse_list(option, text, table);
 }
 
 void set_tokens(MlstmShape& shape, std::int64_t tokens) {

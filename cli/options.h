@@ -22,6 +22,7 @@ class UsageError : public std::runtime_error {
 
 [[nodiscard]] std::int64_t parse_integer(const std::string& option, std::string_view text, std::int64_t least,
                                          std::int64_t most);
+[[nodiscard]] double parse_real(const std::string& option, const std::string& text, double least, double most);
 [[nodiscard]] double parse_seconds(const std::string& option, const std::string& text);
 [[nodiscard]] std::vector<std::int64_t> parse_integers(const std::string& option, const std::string& text);
 [[nodiscard]] MlstmShape parse_shape(const std::string& option, const std::string& text);  // B,T,H,dqk,dhv
@@ -35,6 +36,9 @@ class UsageError : public std::runtime_error {
 // One of a few words; its index.
 [[nodiscard]] std::size_t parse_word(const std::string& option, const std::string& text,
                                      const std::vector<std::string>& words);
+// Which of the words are in a comma-separated list; all of them for "all".
+[[nodiscard]] std::vector<std::size_t> parse_words(const std::string& option, const std::string& text,
+                                                   const std::vector<std::string>& words);
 
 // Sets shape.tokens and what follows from it in a dense batch.
 void set_tokens(MlstmShape& shape, std::int64_t tokens);

@@ -54,7 +54,7 @@ class Teaching(ProgramTest):
         self.assertRegex(self.assert_done("--version"), r"\Atfla \d+\.\d+\.\d+\n\Z")
 
     def test_help_has_examples(self) -> None:
-        for command in ((), ("check",), ("bench",), ("explain",)):
+        for command in ((), ("check",), ("bench",), ("explain",), ("analyse",)):
             text = self.assert_done(*command, "--help")
             examples = text[text.index("Examples:") :].count("  tfla ")
             self.assertGreaterEqual(examples, 3, command)
@@ -62,14 +62,14 @@ class Teaching(ProgramTest):
 
     def test_help_names_the_commands(self) -> None:
         text = self.assert_done("--help")
-        for command in ("check", "bench", "explain"):
+        for command in ("check", "bench", "explain", "analyse"):
             self.assertIn(command, text)
 
 
 class Refusals(ProgramTest):
     def test_command_line(self) -> None:
         for arguments, names in (
-            ((), "check, bench, explain"),
+            ((), "check, bench, explain, analyse"),
             (("dance",), "dance"),
             (("--nonsense",), "--nonsense"),
             (("check", "--nonsense"), "--nonsense"),

@@ -1,7 +1,9 @@
 // step: token by token or several at once it equals forward; states live in slots of a pool.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <initializer_list>
 #include <limits>
 #include <span>
 #include <string>
@@ -41,8 +43,9 @@ const StepCase large_cases[] = {
     {InputGate::sigmoid, Normalizer::none, DType::bfloat16, DType::bfloat16, 2, 40, 2, 4, 128, 256, Layout::fused},
     {InputGate::exponential, Normalizer::max, DType::float64, DType::float64, 2, 30, 1, 2, 100, 130, Layout::bhtd}};
 
-Case harness_case(const StepCase& s) {
+Case harness_case(const StepCase& s, Device device = Device::cpu) {
   Case c;
+  c.device = device;
   c.shape = {.batch = s.batch,
              .tokens = s.tokens,
              .qk_heads = s.qk_heads,
@@ -76,16 +79,18 @@ MutableMlstmState started_state(Problem& problem) {
   return f.last_state;
 }
 
-void expect_steps_equal_forward(const StepCase& s) {
-  const Case c = harness_case(s);
+void expect_steps_equal_forward(const StepCase& s, Device device = Device::cpu) {
+  const Case c = harness_case(s, device);
+  const Execution execution{.device = device};
   Problem problem(c);
   const reference::Judge judge(problem, false);
-  forward(problem.forward());
+  forward(problem.forward(), execution);
   const Snapshot expected = snapshot(problem.forward());
   for (const std::int64_t at_once : {std::int64_t{1}, std::int64_t{2}, s.tokens}) {
     problem.poison();
     const MlstmStep all = step_args(problem.forward(), started_state(problem));
-    for (std::int64_t t = 0; t < s.tokens; t += at_once) step(tokens_of(all, t, std::min(at_once, s.tokens - t)));
+    for (std::int64_t t = 0; t < s.tokens; t += at_once)
+      step(tokens_of(all, t, std::min(at_once, s.tokens - t)), execution);
     EXPECT_TRUE(close(snapshot(problem.forward()), expected, c)) << label(c) << ", " << at_once << " at once";
     EXPECT_TRUE(within_bounds(judge.forward_errors(), c)) << label(c) << ", " << at_once << " at once";
   }
@@ -98,6 +103,14 @@ TEST(StepSmall, EqualsForward) {
 TEST(Step, EqualsForward) {
   for (const StepCase& s : large_cases) expect_steps_equal_forward(s);
 }
+
+#ifdef TFLA_TEST_CUDA
+TEST(StepCuda, EqualsForward) {
+  if (const std::string reason = why_unavailable(Device::cuda); !reason.empty()) GTEST_SKIP() << reason;
+  for (const StepCase& s : small_cases) expect_steps_equal_forward(s, Device::cuda);
+  for (const StepCase& s : large_cases) expect_steps_equal_forward(s, Device::cuda);
+}
+#endif
 
 TEST(StepSmall, NoTokensChangeNothing) {
   StepCase s = small_cases[0];
@@ -138,15 +151,18 @@ Snapshot state_values(const MutableMlstmState& state) {
 }
 
 template <class Integer>
-void expect_slots_work(const StepCase& s, DType slot_dtype) {
-  const Case c = harness_case(s);
+void expect_slots_work(const StepCase& s, DType slot_dtype, Device device = Device::cpu) {
+  const Case c = harness_case(s, device);
+  const Execution execution{.device = device};
   Problem problem(c);
   const MlstmStep plain = step_args(problem.forward(), started_state(problem));
-  step(plain);
+  step(plain, execution);
   const Snapshot expected = snapshot(plain);
 
   Pool pool(c);
-  const Integer slots[] = {5, 0, 3, 6};
+  const Tensor slot_tensor(slot_dtype, {4});
+  auto* slots = static_cast<Integer*>(slot_tensor.view.data);
+  std::copy_n(std::initializer_list<Integer>{5, 0, 3, 6}.begin(), 4, slots);
   std::vector<Snapshot> before;
   for (std::int64_t index = 0; index < Pool::size; ++index) before.push_back(state_values(pool.slot(index)));
   const MlstmState& initial = problem.forward().initial_state;
@@ -158,7 +174,7 @@ void expect_slots_work(const StepCase& s, DType slot_dtype) {
   }
   MlstmStep pooled = step_args(problem.forward(), pool.state());
   pooled.slots = TensorView(slots, slot_dtype, {s.batch});
-  step(pooled);
+  step(pooled, execution);
 
   EXPECT_TRUE(same_bits(gather(pooled.h), expected.at("h"))) << label(c);
   const MutableMlstmState reached = plain.state;
@@ -179,6 +195,16 @@ TEST(StepSmall, SlotsPickStatesAndLeaveTheOthers) {
     expect_slots_work<std::int64_t>(s, DType::int64);
   }
 }
+
+#ifdef TFLA_TEST_CUDA
+TEST(StepCuda, SlotsPickStatesAndLeaveTheOthers) {
+  if (const std::string reason = why_unavailable(Device::cuda); !reason.empty()) GTEST_SKIP() << reason;
+  for (const StepCase& s : small_cases) {
+    expect_slots_work<std::int32_t>(s, DType::int32, Device::cuda);
+    expect_slots_work<std::int64_t>(s, DType::int64, Device::cuda);
+  }
+}
+#endif
 
 TEST(StepSmall, StatesOfALargerPoolMayBeASlice) {
   const StepCase& s = small_cases[0];

@@ -57,6 +57,9 @@ template <class Data>
 // Writes into an input of a problem: the views are read-only, the memory behind them is not.
 void overwrite(const TensorView& view, const Values& values);
 
+// Why a device cannot be used here; empty where it can.
+[[nodiscard]] std::string why_unavailable(Device device);
+
 // A name for GoogleTest: letters, digits and underscores.
 [[nodiscard]] std::string label(const reference::Case& description);
 

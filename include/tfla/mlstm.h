@@ -8,8 +8,10 @@
 // tensors, cu_seqlens and slots included, lie in device memory, where the last two are not read for validation.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "tfla/tensor_view.h"
 
@@ -37,6 +39,8 @@ struct MlstmOptions {
   bool exact_normalizer_grad = false;   // differentiate through the denominator; the paper does not
   std::int64_t chunk_size = 0;          // spacing of stored states; 0: chosen by the plan
   Formulation formulation = Formulation::chunkwise;
+  bool keep_states =
+      false;  // forward leaves in `saved` what backward would compute again: faster training, more memory
 };
 
 // The stabilised state: true C = C exp(m), true n = n exp(m). float32, or float64 when q, k, v are.
@@ -68,6 +72,7 @@ struct MlstmForward {
   MlstmState initial_state = {};      // optional, all three or none
   MutableMlstmState last_state = {};  // optional out; may be the very views of initial_state
   TensorView cu_seqlens = {};         // [N+1]          optional int32 or int64: 0 = c_0 <= ... <= c_N = T; then B = 1
+  std::span<std::byte> saved = {};    // [plan.saved_bytes] out, with keep_states
   MlstmOptions options = {};
 };
 
@@ -87,6 +92,7 @@ struct MlstmBackward {
   MlstmStateGrad dlast_state = {};            // optional: gradient of the last state, at its own m; C, n or both
   MutableMlstmStateGrad dinitial_state = {};  // optional out: C, n or both
   TensorView cu_seqlens = {};                 // as given to forward
+  std::span<const std::byte> saved = {};      // as forward left it, with keep_states
   MlstmOptions options = {};
 };
 

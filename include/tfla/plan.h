@@ -50,10 +50,12 @@ struct Plan {
 
   std::int64_t segments = 1;  // cuda: parts of a sequence whose states are summed up side by side
 
+  bool keeps_states = false;  // from forward to backward, in `saved`
   std::size_t scratch_bytes = 0;
-  double flops = 0;         // of the matrix products, masked halves of tiles included
-  double useful_flops = 0;  // only the causal half of the products inside a tile
-  double bytes = 0;         // inputs, outputs and states, each moved once
+  std::size_t saved_bytes = 0;  // 0 on the CPU, where states are cheaper to compute than to keep
+  double flops = 0;             // of the matrix products, masked halves of tiles included
+  double useful_flops = 0;      // only the causal half of the products inside a tile
+  double bytes = 0;             // inputs, outputs and states, each moved once
 
   [[nodiscard]] bool fused() const { return span >= shape.longest; }
 };

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <new>
+#include <type_traits>
 
 #include "core/checks.h"
 #include "core/validate.h"
@@ -12,8 +13,18 @@ namespace tfla {
 
 namespace {
 
+void check_saved(const Plan& plan, std::span<const std::byte> saved) {
+  if (saved.size() != plan.saved_bytes) {
+    refuse(fmt::format("tfla: saved has {} bytes; the plan has {}{}", saved.size(), plan.saved_bytes,
+                       plan.keeps_states ? "" : ", since options.keep_states is off"));
+  }
+  if (reinterpret_cast<std::uintptr_t>(saved.data()) % scratch_alignment != 0) {
+    refuse(fmt::format("tfla: saved is not aligned to {} bytes", scratch_alignment));
+  }
+}
+
 void check_plan(const Plan& plan, Operation operation, const MlstmShape& shape, Formulation formulation,
-                std::span<std::byte> scratch) {
+                std::span<std::byte> scratch, std::span<const std::byte> saved = {}) {
   if (plan.operation != operation || plan.shape != shape || plan.formulation != formulation) {
     refuse("tfla: plan was made for another operation, shape or formulation; plan these arguments again");
   }
@@ -23,6 +34,7 @@ void check_plan(const Plan& plan, Operation operation, const MlstmShape& shape, 
   if (reinterpret_cast<std::uintptr_t>(scratch.data()) % scratch_alignment != 0) {
     refuse(fmt::format("tfla: scratch is not aligned to {} bytes", scratch_alignment));
   }
+  check_saved(plan, saved);
 }
 
 // Scratch of a call that allocates its own, on the plan's device.
@@ -75,6 +87,7 @@ void run(const MlstmStep& args, const Plan& plan, std::byte* scratch, void* stre
 template <class Args>
 void plan_and_run(const Args& args, const Execution& execution) {
   const Plan chosen = plan(args, execution);
+  if constexpr (!std::is_same_v<Args, MlstmStep>) check_saved(chosen, args.saved);
   const OwnScratch scratch(chosen, execution.stream);
   run(args, chosen, scratch.data(), execution.stream);
 }
@@ -82,12 +95,12 @@ void plan_and_run(const Args& args, const Execution& execution) {
 }  // namespace
 
 void forward(const MlstmForward& args, const Plan& plan, std::span<std::byte> scratch, void* stream) {
-  check_plan(plan, Operation::forward, validate(args, plan.device), args.options.formulation, scratch);
+  check_plan(plan, Operation::forward, validate(args, plan.device), args.options.formulation, scratch, args.saved);
   run(args, plan, scratch.data(), stream);
 }
 
 void backward(const MlstmBackward& args, const Plan& plan, std::span<std::byte> scratch, void* stream) {
-  check_plan(plan, Operation::backward, validate(args, plan.device), args.options.formulation, scratch);
+  check_plan(plan, Operation::backward, validate(args, plan.device), args.options.formulation, scratch, args.saved);
   run(args, plan, scratch.data(), stream);
 }
 

@@ -6,7 +6,8 @@
 #include <cmath>
 
 #include "core/checks.h"
-#include "core/cost.h"
+#include "core/cost/cpu_time.h"
+#include "core/cost/plan_cost.h"
 #include "core/validate.h"
 #include "cpu/run.h"
 #include "cpu/states.h"
@@ -28,14 +29,17 @@ double state_bytes(const Plan& plan) {
 // Stored states may take this share of the memory of the call's own tensors.
 constexpr double state_share = 0.20;
 
-// Tokens of a tile. Work inside the tile grows with it, 2 (dqk + dhv) operations per token and column; the passes over
-// the state, dqk dhv elements, are shared by its tokens. Their balance is a tile of sqrt(c dqk dhv / (dqk + dhv)). c =
-// 24 fits an EPYC 9004 core with AVX-512 and with AVX2 kernels (docs/cpu.md); below 32 the products are too small.
+// Tokens of a tile, by the cost model.
 std::int64_t choose_tile(const MlstmShape& shape) {
-  const auto dqk = static_cast<double>(shape.dqk);
-  const auto dhv = static_cast<double>(shape.dhv);
-  const double balance = std::sqrt(24.0 * dqk * dhv / (dqk + dhv));
-  return std::clamp<std::int64_t>(std::lround(balance / 16) * 16, 32, 128);
+  return best_cpu_tile({.dqk = static_cast<double>(shape.dqk), .dhv = static_cast<double>(shape.dhv)});
+}
+
+// Even parts of a chunk, none longer than `tile`. They stay whole numbers of 16 tokens where the chunk is one, which
+// suits the matrix library: 43 tokens instead of 48 took 3 to 5 % longer at 128/256, on an EPYC 9004.
+std::int64_t split_chunk(std::int64_t chunk, std::int64_t tile) {
+  constexpr std::int64_t step = 16;
+  const std::int64_t even = ceil_div(chunk, ceil_div(chunk, tile));
+  return chunk % step == 0 ? round_up(even, step) : even;
 }
 
 // Whether one thread works through a whole sequence with the state in its cache (fused), or spans of it go to
@@ -70,21 +74,24 @@ std::int64_t choose_span(const Plan& plan) {
   return round_up(ceil_div(whole, spans), plan.chunk);
 }
 
-// The least spacing of stored states that keeps them within their share of memory.
+// Backward rebuilds the states inside a chunk, so by the cost model (cpu_seconds) the best chunk is the smallest whose
+// stored states keep within their share of memory. Chunks of k tiles store span / k + k - 1 states: fewest at the
+// square root, beyond which there is nothing to gain.
 std::int64_t choose_backward_chunk(const Plan& plan) {
-  const std::int64_t span = std::max<std::int64_t>(plan.span, 1);
+  const std::int64_t tiles = ceil_div(std::max<std::int64_t>(plan.span, 1), plan.tile);
   const double budget = state_share * tensor_bytes(plan.operation, plan.shape) / plan.threads;
-  std::int64_t best = plan.tile;
-  double least = INFINITY;
-  for (std::int64_t chunk = plan.tile;; chunk *= 2) {
-    const double stored = static_cast<double>(ceil_div(span, chunk) + chunk / plan.tile - 1) * state_bytes(plan);
-    if (stored <= budget) return chunk;
-    if (stored < least) {
-      least = stored;
-      best = chunk;
+  const auto most = static_cast<std::int64_t>(std::ceil(std::sqrt(static_cast<double>(tiles))));
+  std::int64_t best = 1;
+  std::int64_t fewest = tiles;
+  for (std::int64_t k = 1; k <= most; ++k) {
+    const std::int64_t stored = ceil_div(tiles, k) + k - 1;
+    if (static_cast<double>(stored) * state_bytes(plan) <= budget) return k * plan.tile;
+    if (stored < fewest) {
+      fewest = stored;
+      best = k;
     }
-    if (chunk >= span) return best;
   }
+  return best * plan.tile;
 }
 
 // The kernels tile inside a chunk by 64 x 64, so the chunk is the spacing of stored states and little else. 128 keeps
@@ -117,7 +124,7 @@ void choose_ranges(Plan& plan, const MlstmOptions& options) {
   }
   const bool chosen = options.chunk_size > 0;
   plan.chunk = chosen ? std::min(options.chunk_size, longest) : std::min(choose_tile(plan.shape), longest);
-  plan.tile = ceil_div(plan.chunk, ceil_div(plan.chunk, choose_tile(plan.shape)));  // even parts of the chunk
+  plan.tile = split_chunk(plan.chunk, choose_tile(plan.shape));
   plan.span = choose_span(plan);
   if (chosen || plan.operation != Operation::backward) return;
   plan.chunk = std::min(choose_backward_chunk(plan), longest);
@@ -165,6 +172,7 @@ Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions&
             .shape = shape,
             .compute = shape.dtype == DType::float64 ? DType::float64 : DType::float32,
             .threads = execution.threads > 0 ? execution.threads : cpu::default_threads()};
+  plan.keeps_states = options.keep_states && plan.device == Device::cuda && plan.formulation != Formulation::recurrent;
   if (plan.formulation == Formulation::recurrent) {
     plan.tile = plan.chunk = 1;
     plan.span = std::max<std::int64_t>(shape.longest, 1);
@@ -174,6 +182,7 @@ Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions&
   }
   check_countable(plan);
   plan.scratch_bytes = plan.device == Device::cuda ? cuda::scratch_bytes(plan) : cpu::scratch_bytes(plan);
+  if (plan.keeps_states) plan.saved_bytes = cuda::saved_bytes(plan);
   const Cost work = cost(plan);
   plan.flops = work.flops;
   plan.useful_flops = work.useful_flops;
@@ -200,9 +209,9 @@ const char* text(Formulation formulation) {
 }
 
 std::string cuda_kernels(const Plan& plan) {
-  if (plan.formulation == Formulation::recurrent) return "portable step";
+  if (plan.formulation == Formulation::recurrent) return "step (clusters on sm_90 and newer, else portable)";
   if (plan.operation == Operation::forward) return "portable gates, states, outputs";
-  return "portable gates, states, rows, dstates, gradients";
+  return plan.keeps_states ? "portable gates, dstates, gradients" : "portable gates, states, rows, dstates, gradients";
 }
 
 std::string kernels(const Plan& plan) {
@@ -272,6 +281,7 @@ std::string describe(const Plan& plan) {
   }
   line("scratch", fmt::format("{} bytes ({:.1f} % of the call's tensors)", plan.scratch_bytes,
                               tensors > 0 ? 100.0 * static_cast<double>(plan.scratch_bytes) / tensors : 0.0));
+  if (plan.keeps_states) line("saved", fmt::format("{} bytes, from forward to backward", plan.saved_bytes));
   line("FLOPs", fmt::format("{:.4g} executed, {:.4g} useful", plan.flops, plan.useful_flops));
   line("bytes", fmt::format("{:.4g} moved at least ({:.1f} FLOPs per byte)", plan.bytes,
                             plan.bytes > 0 ? plan.useful_flops / plan.bytes : 0.0));

@@ -25,8 +25,8 @@ struct StateRows {
   std::int64_t row = 0;
 };
 
-// One chunk of one sequence. Chunks are numbered over all sequences; sequence s owns the numbers from packed / L + s
-// on, at least as many as it has chunks. Unused numbers have length 0.
+// One chunk of one sequence. Chunks are numbered over all sequences; a sequence owns at least as many numbers as it has
+// chunks, and unused ones have length 0.
 struct Chunk {
   std::int64_t token;   // first token, in its row of the batch
   std::int64_t packed;  // tokens of all sequences before that token
@@ -48,6 +48,7 @@ struct Call {
   int qk_heads, heads, group;  // group = heads / qk_heads
   int dqk, dhv;
   int L;                             // chunk size
+  int chunks_per_row;                // one sequence per row of the batch: its chunks; 0: packed sequences
   int segments, chunks_per_segment;  // of a sequence, in stage states
   bool exponential, normalized, exact, capped;
   double eps, scale, cap;
@@ -65,8 +66,8 @@ struct Call {
   double* b;             // [H,tokens] cumulative log f inside the chunk
   double* c;             // [H,tokens] log i - b
   double* top;           // [H,tokens] running maximum of c
-  Log* u2;               // [H,tokens] (b - m) log2(e)
-  Log* c2;               // [H,tokens] c log2(e)
+  Log* u;                // [H,tokens] b - m, an exponent of exp_sum
+  Log* log_c;            // [H,tokens] c, the other
   Real* qbar;            // [H,tokens] weight of the incoming state in row t
   Real* abar;            // [H,tokens] weight of token j in the outgoing state
   Real* slope;           // [H,tokens] derivative of den by q.n, times -1 / den
@@ -78,14 +79,15 @@ struct Call {
   Real* gbar;            // [numbers,H] decay of the state over the chunk
   void* states;          // [numbers,H,dqk,padded dhv] C at chunk starts, in the stored type
   void* dstates;         // the same for dC at chunk ends
-  Real* segment_states;  // [N,H,segments,dqk,padded dhv + 1]; only with several segments
+  Real* segment_states;  // [N,H,segments,dqk,padded dhv]; only with several segments
+  void* segment_norms;   // [N,H,segments,dqk] in the type of n_states
   void* n_states;        // [numbers,H,dqk] double, float for 16-bit types
   Real* dn_states;       // [numbers,H,dqk]
 
   Real* row_sums;     // [dqk tiles,H,tokens] q.dq
   Real* column_sums;  // [dqk tiles,H,tokens] k.dk
   Real* outflow;      // [dqk tiles,H,tokens] k.dk through the outgoing state
-  double* through;    // [numbers,H]
+  double* through;    // [numbers,H,parts] <C, dC> + <n, dn> past the chunk
 
   // Tokens of all sequences, and where the vectors of (chunk, head) begin.
   __host__ __device__ std::int64_t all_tokens() const { return batch * tokens; }

@@ -23,6 +23,13 @@ void launch_blocks(const char* name, Kernel kernel, std::int64_t blocks, int thr
   check_launch(name);
 }
 
+// Parts in which stage dstates leaves <C, dC> of a chunk: one per warp and tile of the state.
+template <class T>
+std::int64_t through_parts(const Call<typename Config<T>::Real>& call) {
+  const auto tiles = [](std::int64_t size, std::int64_t tile) { return (size + tile - 1) / tile; };
+  return tiles(call.dqk, tile_rows) * tiles(call.dhv, Config<T>::width) * block_warps;
+}
+
 template <class Real>
 void launch_gates(const Call<Real>& call, cudaStream_t stream);
 
@@ -45,6 +52,9 @@ void launch_gradients(const Call<typename Config<T>::Real>& call, cudaStream_t s
 // The states of the recurrent formulation at the first token: the initial state, or zero.
 template <class Real>
 void launch_start_states(const StepCall<Real>& step, cudaStream_t stream);
+// The same in one launch; false where the GPU or the shape does not allow it.
+template <class T>
+bool launch_step_cluster(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream);
 template <class T>
 void launch_step(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream);
 

@@ -46,28 +46,31 @@ GateType gate_type(const TensorView& view) {
   }
 }
 
-// The scratch of each operation, carved in one place: counted on a null base, used on the real one.
+// The scratch of each operation, carved in one place: counted on a null base, used on the real one. What forward can
+// keep for backward comes from an arena of its own, which is the same one where nothing is kept.
 template <class T>
-void carve(Arena& arena, const Plan& plan, Call<typename Config<T>::Real>& call) {
+void carve(Arena& arena, Arena& kept, const Plan& plan, Call<typename Config<T>::Real>& call) {
   using Real = typename Config<T>::Real;
   const std::int64_t vectors = call.all_tokens() * call.heads;
   const std::int64_t chunks = call.numbers * call.heads;
-  call.inverse = arena.take<Real>(vectors);
+  call.inverse = kept.take<Real>(vectors);
   if (plan.formulation == Formulation::recurrent) return;
+  call.slope = kept.take<Real>(vectors);
+  call.states = kept.take<typename Config<T>::Stored>(chunks * call.dqk * call.padded_dhv());
+  call.n_states = kept.take<typename Config<T>::Norm>(chunks * call.dqk);
   call.chunks = arena.take<Chunk>(call.numbers);
   for (double** vector : {&call.b, &call.c, &call.top}) *vector = arena.take<double>(vectors);
-  call.u2 = arena.take<typename Call<Real>::Log>(vectors);
-  call.c2 = arena.take<typename Call<Real>::Log>(vectors);
-  for (Real** vector : {&call.qbar, &call.abar, &call.slope}) *vector = arena.take<Real>(vectors);
+  call.u = arena.take<typename Call<Real>::Log>(vectors);
+  call.log_c = arena.take<typename Call<Real>::Log>(vectors);
+  for (Real** vector : {&call.qbar, &call.abar}) *vector = arena.take<Real>(vectors);
   call.m_start = arena.take<double>(chunks);
   call.m_end = arena.take<double>(chunks);
   call.gbar = arena.take<Real>(chunks);
-  call.states = arena.take<typename Config<T>::Stored>(chunks * call.dqk * call.padded_dhv());
-  call.n_states = arena.take<typename Config<T>::Norm>(chunks * call.dqk);
   call.norm_work = arena.take<double>(call.dqk > 256 ? chunks * call.dqk : 0);
   if (call.segments > 1) {
-    call.segment_states =
-        arena.take<Real>(call.sequences * call.heads * call.segments * call.dqk * (call.padded_dhv() + 1));
+    const std::int64_t rows = call.sequences * call.heads * call.segments * call.dqk;
+    call.segment_states = arena.take<Real>(rows * call.padded_dhv());
+    call.segment_norms = arena.take<typename Config<T>::Norm>(rows);
   }
   if (plan.operation != Operation::backward) return;
   const std::int64_t dqk_tiles = (call.dqk + Config<T>::width - 1) / Config<T>::width;
@@ -76,7 +79,7 @@ void carve(Arena& arena, const Plan& plan, Call<typename Config<T>::Real>& call)
   call.dn_states = arena.take<Real>(chunks * call.dqk);
   for (Real** vector : {&call.row_sums, &call.column_sums, &call.outflow})
     *vector = arena.take<Real>(dqk_tiles * vectors);
-  call.through = arena.take<double>(chunks);
+  call.through = arena.take<double>(chunks * through_parts<T>(call));
 }
 
 template <class T>
@@ -85,7 +88,7 @@ StepCall<typename Config<T>::Real> carve_step(Arena& arena, const Plan& plan,
   using Real = typename Config<T>::Real;
   StepCall<Real> step{};
   step.call = shape;
-  carve<T>(arena, plan, step.call);
+  carve<T>(arena, arena, plan, step.call);
   const std::int64_t vectors = shape.all_tokens() * shape.heads;
   step.decay = arena.take<Real>(vectors);
   step.weight = arena.take<Real>(vectors);
@@ -105,7 +108,12 @@ Call<Real> call_of_shape(const Plan& plan) {
   call.dqk = static_cast<int>(shape.dqk);
   call.dhv = static_cast<int>(shape.dhv);
   call.L = static_cast<int>(plan.chunk);
-  call.numbers = shape.batch * shape.tokens / plan.chunk + shape.sequences;
+  // One sequence per row of the batch: all have the same chunks. Packed ones may each have one that is not full.
+  call.chunks_per_row = shape.sequences == shape.batch
+                            ? static_cast<int>(std::max<std::int64_t>((shape.tokens + plan.chunk - 1) / plan.chunk, 1))
+                            : 0;
+  call.numbers =
+      shape.sequences == shape.batch ? shape.batch * call.chunks_per_row : shape.tokens / plan.chunk + shape.sequences;
   call.segments = static_cast<int>(plan.segments);
   const std::int64_t chunks = std::max<std::int64_t>((shape.longest + plan.chunk - 1) / plan.chunk, 1);
   call.chunks_per_segment = static_cast<int>((chunks + plan.segments - 1) / plan.segments);
@@ -172,13 +180,14 @@ void forward_as(const MlstmForward& args, const Plan& plan, std::byte* scratch, 
     launch_step<T>(step, stream);
     return;
   }
-  carve<T>(arena, plan, call);
+  Arena saved(args.saved.data());
+  carve<T>(arena, plan.keeps_states ? saved : arena, plan, call);
   call.C_last = state_rows(args.last_state.C);
   call.n_last = state_rows(args.last_state.n);
   call.m_last = state_rows(args.last_state.m);
   launch_gates(call, stream);
   launch_states<T>(call, stream);
-  launch_denominators<T>(call, stream);
+  if (!is_16_bit<T>) launch_denominators<T>(call, stream);  // outputs makes its own for 16-bit types
   launch_outputs<T>(call, stream);
 }
 
@@ -188,7 +197,8 @@ void backward_as(const MlstmBackward& args, const Plan& plan, std::byte* scratch
   Arena arena(scratch);
   Call<Real> call = call_of<Real>(args, plan);
   add_sequences(call, args);
-  carve<T>(arena, plan, call);
+  Arena saved(const_cast<std::byte*>(args.saved.data()));  // only read
+  carve<T>(arena, plan.keeps_states ? saved : arena, plan, call);
   call.dh = rows(args.dh);
   call.dq = rows(args.dq);
   call.dk = rows(args.dk);
@@ -200,8 +210,10 @@ void backward_as(const MlstmBackward& args, const Plan& plan, std::byte* scratch
   call.dC0 = state_rows(args.dinitial_state.C);
   call.dn0 = state_rows(args.dinitial_state.n);
   launch_gates(call, stream);
-  launch_states<T>(call, stream);
-  launch_denominators<T>(call, stream);
+  if (!plan.keeps_states) {
+    launch_states<T>(call, stream);
+    launch_denominators<T>(call, stream);
+  }
   launch_rows<T>(call, stream);
   launch_dstates<T>(call, stream);
   launch_gradients<T>(call, stream);
@@ -234,20 +246,35 @@ void check_available() {
   }
 }
 
-std::size_t scratch_bytes(const Plan& plan) {
-  Arena arena;
+namespace {
+
+// What a call takes of its scratch and of what is saved.
+void count(const Plan& plan, Arena& arena, Arena& saved) {
   with_type(plan, [&](auto type) {
     using T = decltype(type);
     using Real = typename Config<T>::Real;
     Call<Real> call = call_of_shape<Real>(plan);
     if (plan.formulation != Formulation::recurrent) {
-      carve<T>(arena, plan, call);
+      carve<T>(arena, plan.keeps_states ? saved : arena, plan, call);
       return;
     }
     StepCall<Real> step = carve_step<T>(arena, plan, call);
     if (plan.operation == Operation::forward) carve_recurrent_states(arena, step);
   });
+}
+
+}  // namespace
+
+std::size_t scratch_bytes(const Plan& plan) {
+  Arena arena, saved;
+  count(plan, arena, saved);
   return arena.used();
+}
+
+std::size_t saved_bytes(const Plan& plan) {
+  Arena arena, saved;
+  count(plan, arena, saved);
+  return saved.used();
 }
 
 void forward(const MlstmForward& args, const Plan& plan, std::byte* scratch, void* stream) {

@@ -9,6 +9,7 @@ void check_available() {
 }
 
 std::size_t scratch_bytes(const Plan& /*plan*/) { return check_available(), 0; }
+std::size_t saved_bytes(const Plan& /*plan*/) { return check_available(), 0; }
 void forward(const MlstmForward& /*args*/, const Plan& /*plan*/, std::byte* /*scratch*/, void* /*stream*/) {
   check_available();
 }

@@ -91,6 +91,7 @@ struct Problem::Storage {
   Tensor C0, n0, m0, C, n, m;
   Tensor dC_last, dn_last, dC0, dn0;
   Tensor packing;  // cu_seqlens where the call can read it
+  Tensor saved;    // what forward keeps for backward
   MlstmForward forward;
   MlstmBackward backward;
 
@@ -264,6 +265,12 @@ struct Problem::Storage {
                 .dinitial_state = {dC0.view, dn0.view},
                 .cu_seqlens = boundaries,
                 .options = description.options};
+    if (!description.options.keep_states) return;
+    const std::size_t bytes = plan(forward, {.device = description.device}).saved_bytes;
+    if (bytes == 0) return;
+    saved = Tensor(DType::float32, {static_cast<std::int64_t>(bytes / sizeof(float))});
+    forward.saved = {static_cast<std::byte*>(saved.view.data), bytes};
+    backward.saved = forward.saved;
   }
 };
 

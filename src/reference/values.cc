@@ -1,5 +1,7 @@
 #include "reference/values.h"
 
+#include "reference/tensor.h"
+
 #include <bit>
 #include <cmath>
 #include <cstddef>
@@ -108,6 +110,7 @@ std::int64_t offset_of(const TensorView& view, std::int64_t index) {
 }
 
 std::vector<double> gather(const TensorView& view) {
+  wait_for_buffers();
   std::vector<double> values(static_cast<std::size_t>(element_count(view)));
   for (std::size_t index = 0; index < values.size(); ++index) {
     values[index] = load(view.data, view.dtype, offset_of(view, static_cast<std::int64_t>(index)));

@@ -25,6 +25,22 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&tiles)[4], c
                : "r"(shared_address(row)));
 }
 
+// Two neighbours of a 16-bit tile, as the tensor cores hold them, and back.
+__device__ __forceinline__ uint32_t pack(float2 x, __nv_bfloat16) {
+  const __nv_bfloat162 pair = __float22bfloat162_rn(x);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+__device__ __forceinline__ uint32_t pack(float2 x, __half) {
+  const __half2 pair = __float22half2_rn(x);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+__device__ __forceinline__ float2 unpack(uint32_t pair, __nv_bfloat16) {
+  return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(pair));
+}
+__device__ __forceinline__ float2 unpack(uint32_t pair, __half) {
+  return __half22float2(reinterpret_cast<const __half2&>(pair));
+}
+
 // d += a b with a 16x16, b 16x8, d 16x8.
 __device__ __forceinline__ void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
                                              __nv_bfloat16) {

@@ -13,6 +13,7 @@
 namespace tfla::cuda {
 
 inline constexpr int block_threads = 128;
+inline constexpr int block_warps = block_threads / 32;
 inline constexpr int tile_rows = 64;
 
 template <class T>
@@ -26,6 +27,7 @@ struct Config {
   static constexpr int slab = is_16_bit<T> ? 64 : sizeof(T) == 4 ? 32 : 16;  // depth of one shared-memory tile
   static constexpr int width = is_16_bit<T> ? 128 : 64;                      // columns of an output tile
   static constexpr int pad = 16 / sizeof(T);                                 // keeps rows off each other's banks
+  static constexpr int blocks = is_16_bit<T> ? 3 : sizeof(T) == 4 ? 2 : 1;   // on a multiprocessor, by shared memory
 };
 
 template <class T>
@@ -104,12 +106,45 @@ struct Accumulator {
   }
 };
 
+// Ordinary multiply-adds. Sums of a few products are added up, not single products: with long sums that saves a digit.
+template <Order A, Order B, class E, class T, int N, class Weight>
+__device__ __forceinline__ void plain_product(Accumulator<T, N>& acc, const E* a, int a_stride, const E* b,
+                                              int b_stride, int depth, const Weight& weight) {
+  using Sums = Accumulator<T, N>;
+  using Real = typename Config<T>::Real;
+  constexpr int run = 32 / sizeof(Real);
+  for (int k = 0; k < depth; k += run) {
+    Real left[run][Sums::rows];
+#pragma unroll
+    for (int e = 0; e < run; ++e) {
+#pragma unroll
+      for (int r = 0; r < Sums::rows; ++r) {
+        const int row = Sums::row_of(r);
+        left[e][r] = weight(k + e) * (A == Order::depth_last ? a[row * a_stride + k + e] : a[(k + e) * a_stride + row]);
+      }
+    }
+#pragma unroll
+    for (int c = 0; c < Sums::cols; ++c) {
+      const int col = Sums::col_of(c);
+      Real sums[Sums::rows] = {};
+#pragma unroll
+      for (int e = 0; e < run; ++e) {
+        const Real right = B == Order::depth_last ? b[col * b_stride + k + e] : b[(k + e) * b_stride + col];
+#pragma unroll
+        for (int r = 0; r < Sums::rows; ++r) sums[r] += left[e][r] * right;
+      }
+#pragma unroll
+      for (int r = 0; r < Sums::rows; ++r) acc.at(r, c) += sums[r];
+    }
+  }
+}
+
 // acc += A B for a depth of `depth` (a multiple of 16 for tensor cores). a and b are in shared memory with rows of
 // a_stride and b_stride elements. Operand type E may differ from the accumulator's T (bfloat16 states with float16
-// data).
-template <Order A, Order B, class E, class T, int N>
+// data). With two Terms, 16-bit A is the sum of the tiles at a and at a + second.
+template <Order A, Order B, int Terms = 1, class E, class T, int N>
 __device__ __forceinline__ void block_product(Accumulator<T, N>& acc, const E* a, int a_stride, const E* b,
-                                              int b_stride, int depth) {
+                                              int b_stride, int depth, int second = 0) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if constexpr (is_16_bit<E>) {
     const int matrix = lane / 8, line = lane % 8;
@@ -122,11 +157,14 @@ __device__ __forceinline__ void block_product(Accumulator<T, N>& acc, const E* a
     const int n_step = B == Order::depth_last ? 16 * b_stride : 16;
 #pragma unroll 4
     for (int k = 0; k < depth; k += 16, a_row += a_step, b_row += b_step) {
-      uint32_t left[4];
-      if constexpr (A == Order::depth_last)
-        arch::load_matrices(left, a_row);
-      else
-        arch::load_matrices_transposed(left, a_row);
+      uint32_t left[Terms][4];
+#pragma unroll
+      for (int term = 0; term < Terms; ++term) {
+        if constexpr (A == Order::depth_last)
+          arch::load_matrices(left[term], a_row + term * second);
+        else
+          arch::load_matrices_transposed(left[term], a_row + term * second);
+      }
 #pragma unroll
       for (int n = 0; n < N / 16; ++n) {
         uint32_t right[4];
@@ -135,26 +173,66 @@ __device__ __forceinline__ void block_product(Accumulator<T, N>& acc, const E* a
         else
           arch::load_matrices_transposed(right, b_row + n * n_step);
         auto* d = reinterpret_cast<float(*)[4]>(acc.x);
-        arch::multiply_add(d[2 * n], left, right[0], right[1], E{});
-        arch::multiply_add(d[2 * n + 1], left, right[2], right[3], E{});
+#pragma unroll
+        for (int term = 0; term < Terms; ++term) {
+          arch::multiply_add(d[2 * n], left[term], right[0], right[1], E{});
+          arch::multiply_add(d[2 * n + 1], left[term], right[2], right[3], E{});
+        }
       }
     }
   } else {
-    for (int k = 0; k < depth; ++k) {
-      typename Config<T>::Real left[Accumulator<T, N>::rows];
+    plain_product<A, B>(acc, a, a_stride, b, b_stride, depth, [](int) { return typename Config<T>::Real{1}; });
+  }
+}
+
+// x as the sum of two 16-bit numbers: twice the digits.
+template <class E>
+__device__ __forceinline__ void split(float2 x, uint32_t& high, uint32_t& low) {
+  high = arch::pack(x, E{});
+  const float2 rounded = arch::unpack(high, E{});
+  low = arch::pack({x.x - rounded.x, x.y - rounded.y}, E{});
+}
+
+// acc += (lift w . A)^T B, with A [depth,64] and B [depth,N] in shared memory and weights w on the depth. Weighted, A
+// no longer fits into 16 bits: it goes in as the sum of two such numbers. Rounding it instead was the largest part of
+// the error of the forget gate's gradient.
+template <class T, int N>
+__device__ __forceinline__ void weighted_product(Accumulator<T, N>& acc, const T* a, int a_stride, const T* b,
+                                                 int b_stride, int depth, const typename Config<T>::Real* weights,
+                                                 typename Config<T>::Real lift) {
+  if constexpr (is_16_bit<T>) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int matrix = lane / 8, line = lane % 8;
+    const T* a_row = a + (matrix / 2 * 8 + line) * a_stride + 16 * warp + matrix % 2 * 8;
+    const T* b_row = b + (matrix % 2 * 8 + line) * b_stride + matrix / 2 * 8;
+#pragma unroll 2
+    for (int k = 0; k < depth; k += 16, a_row += 16 * a_stride, b_row += 16 * b_stride) {
+      uint32_t raw[4], high[4], low[4];
+      arch::load_matrices_transposed(raw, a_row);
 #pragma unroll
-      for (int r = 0; r < Accumulator<T, N>::rows; ++r) {
-        const int row = Accumulator<T, N>::row_of(r);
-        left[r] = A == Order::depth_last ? a[row * a_stride + k] : a[k * a_stride + row];
+      for (int half = 0; half < 2; ++half) {  // depth k ... k + 7, and k + 8 ... k + 15
+        float2 w = *reinterpret_cast<const float2*>(weights + k + 8 * half + lane % 4 * 2);
+        w = {lift * w.x, lift * w.y};
+#pragma unroll
+        for (int part = 2 * half; part < 2 * half + 2; ++part) {
+          const float2 x = arch::unpack(raw[part], T{});
+          split<T>({w.x * x.x, w.y * x.y}, high[part], low[part]);
+        }
       }
 #pragma unroll
-      for (int c = 0; c < Accumulator<T, N>::cols; ++c) {
-        const int col = Accumulator<T, N>::col_of(c);
-        const auto right = B == Order::depth_last ? b[col * b_stride + k] : b[k * b_stride + col];
-#pragma unroll
-        for (int r = 0; r < Accumulator<T, N>::rows; ++r) acc.at(r, c) += left[r] * right;
+      for (int n = 0; n < N / 16; ++n) {
+        uint32_t right[4];
+        arch::load_matrices_transposed(right, b_row + n * 16);
+        auto* d = reinterpret_cast<float(*)[4]>(acc.x);
+        arch::multiply_add(d[2 * n], high, right[0], right[1], T{});
+        arch::multiply_add(d[2 * n + 1], high, right[2], right[3], T{});
+        arch::multiply_add(d[2 * n], low, right[0], right[1], T{});
+        arch::multiply_add(d[2 * n + 1], low, right[2], right[3], T{});
       }
     }
+  } else {
+    plain_product<Order::depth_first, Order::depth_first>(acc, a, a_stride, b, b_stride, depth,
+                                                          [&](int k) { return lift * weights[k]; });
   }
 }
 
@@ -168,40 +246,34 @@ struct SharedTile {
 };
 
 // Rows [0, rows) and columns [col, col + Width) of a strided matrix with `cols` columns; zero outside. Not waited for.
+// A thread keeps its columns and goes down the rows: addresses cost an addition per piece, where recomputing them took
+// more instructions than the products did (H200: half the time of stage outputs).
 template <int Height, int Width, class T>
 __device__ __forceinline__ void load_tile(T* shared, const T* matrix, std::int64_t stride, int rows, int col, int cols,
                                           bool wide) {
   constexpr int piece = 16 / sizeof(T);
   constexpr int pieces = Width / piece;
+  constexpr int row_step = block_threads / pieces;
   constexpr int shared_stride = SharedTile<T, Height, Width>::stride;
+  static_assert(block_threads % pieces == 0 && Height % row_step == 0);
+  const int r = threadIdx.x / pieces, c = threadIdx.x % pieces * piece;
+  const int valid = max(0, min(piece, cols - col - c));
+  const int valid_rows = valid > 0 ? rows - r : 0;
+  const T* from = matrix + r * stride + col + c;
+  const std::int64_t step = row_step * stride;
+  T* to = shared + r * shared_stride + c;
+  if (wide) {
 #pragma unroll
-  for (int p = threadIdx.x; p < Height * pieces; p += block_threads) {
-    const int r = p / pieces, c = p % pieces * piece;
-    const int valid = r < rows ? max(0, min(piece, cols - col - c)) : 0;
-    const T* from = valid > 0 ? matrix + r * stride + col + c : matrix;
-    T* to = shared + r * shared_stride + c;
-    if (wide) {
-      arch::copy_16(to, from, valid * static_cast<int>(sizeof(T)));
-    } else {
-#pragma unroll
-      for (int e = 0; e < piece; ++e) to[e] = e < valid ? from[e] : narrow<T>(0.0F);
+    for (int down = 0; down < Height; down += row_step, from += step) {
+      // Nothing is read where nothing is valid.
+      arch::copy_16(to + down * shared_stride, from, down < valid_rows ? valid * static_cast<int>(sizeof(T)) : 0);
     }
-  }
-}
-
-// Calls load(slab, buffer) one slab ahead of multiply(slab, buffer); buffer is 0 or 1.
-template <class Load, class Multiply>
-__device__ __forceinline__ void pipeline(int slabs, const Load& load, const Multiply& multiply) {
-  if (slabs == 0) return;
-  load(0, 0);
-  arch::commit_copies();
-  for (int slab = 0; slab < slabs; ++slab) {
-    if (slab + 1 < slabs) load(slab + 1, (slab + 1) % 2);
-    arch::commit_copies();
-    arch::wait_copies<1>();
-    __syncthreads();
-    multiply(slab, slab % 2);
-    __syncthreads();
+  } else {
+    for (int down = 0; down < Height; down += row_step, from += step) {
+#pragma unroll
+      for (int e = 0; e < piece; ++e)
+        to[down * shared_stride + e] = down < valid_rows && e < valid ? from[e] : narrow<T>(0.0F);
+    }
   }
 }
 

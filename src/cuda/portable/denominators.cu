@@ -8,7 +8,6 @@ namespace tfla::cuda {
 
 namespace {
 
-constexpr int warp_size = 32;
 constexpr int most_in_registers = 8;  // elements of n per lane: dqk up to 256
 
 // n of one head, 32 elements apart in each lane: in registers, or for large dqk in scratch.
@@ -30,7 +29,6 @@ __global__ void __launch_bounds__(block_threads) denominators_kernel(Call<typena
   const int head = static_cast<int>(unit % call.heads);
   const int lane = threadIdx.x % warp_size;
   const std::int64_t at = call.vector(chunk, head);
-  const double m_start = call.m_start[unit];
   const int elements = InRegisters ? most_in_registers : (call.dqk + warp_size - 1) / warp_size;
 
   NormState<InRegisters> n;
@@ -41,18 +39,21 @@ __global__ void __launch_bounds__(block_threads) denominators_kernel(Call<typena
     if (r < call.dqk) n.at(e) = static_cast<double>(static_cast<const Norm*>(call.n_states)[unit * call.dqk + r]);
   }
 
-  double u_last = -m_start;  // so that the first decay is exp(u + m_start)
+  double m_above = call.m_start[unit];
   for (int base = 0; base < chunk.length; base += warp_size) {
-    // The scalars of 32 tokens at once, one per lane.
+    // The scalars of 32 tokens at once, one per lane, from the gates themselves: m and log f are small numbers, whereas
+    // their sums over a long chunk are not, and the rounding of those would show in q.n.
     const int t = base + lane;
     const bool valid = t < chunk.length;
-    const double b = valid ? call.b[at + t] : 0, c = valid ? call.c[at + t] : 0;
-    const double m = call.exponential && valid ? b + fmax(m_start, call.top[at + t]) : 0;
-    const double u = b - m;
-    const double u_above = __shfl_up_sync(0xFFFFFFFFU, u, 1);
-    const double decay = exp(u - (lane == 0 ? u_last : u_above));
-    const double weight = exp(u + c);
-    u_last = __shfl_sync(0xFFFFFFFFU, u, warp_size - 1);
+    double log_f = 0, log_i = -INFINITY;
+    if (valid) log_gates(call, chunk.batch, chunk.token + t, head, log_f, log_i);
+    const double b = warp_scan(log_f, [](double x, double y) { return x + y; });
+    const double top = warp_scan(log_i - b, [](double x, double y) { return fmax(x, y); });
+    const double m = call.exponential ? b + fmax(m_above, top) : 0.0;
+    const double m_before = __shfl_up_sync(0xFFFFFFFFU, m, 1);
+    const double decay = exp(log_f + (lane == 0 ? m_above : m_before) - m);
+    const double weight = exp(log_i - m);
+    m_above = __shfl_sync(0xFFFFFFFFU, m, warp_size - 1);
     double qn = 0;
     for (int s = 0; s < min(warp_size, chunk.length - base); ++s) {
       const double keep = __shfl_sync(0xFFFFFFFFU, decay, s), add = __shfl_sync(0xFFFFFFFFU, weight, s);
@@ -71,10 +72,9 @@ __global__ void __launch_bounds__(block_threads) denominators_kernel(Call<typena
       if (lane == s) qn = call.scale * sum;
     }
     if (!valid) continue;
-    const double size = fabs(qn), floor = exp(-m);
-    const double inverse = 1 / ((size < floor ? floor : size) + call.eps);
-    call.inverse[at + t] = static_cast<Real>(inverse);
-    call.slope[at + t] = size > floor ? static_cast<Real>(copysign(inverse, -qn)) : Real{0};
+    const Denominator<double> den(qn, m, call.eps);
+    call.inverse[at + t] = static_cast<Real>(den.inverse);
+    call.slope[at + t] = static_cast<Real>(den.slope);
   }
 }
 

@@ -1,11 +1,14 @@
 // Small device functions that several kernels share.
 #pragma once
 
+#include "cuda/arch/cluster.cuh"
+#include "cuda/arch/math.cuh"
 #include "cuda/call.h"
 #include "cuda/portable/block_gemm.cuh"
 
 namespace tfla::cuda {
 
+inline constexpr int warp_size = 32;
 inline constexpr double log2_e = 1.4426950408889634;
 
 __device__ __forceinline__ double read_gate(const Rows& gate, GateType type, int batch, std::int64_t token, int head) {
@@ -40,12 +43,14 @@ __device__ __forceinline__ T* row_of(const Rows& rows, int batch, std::int64_t t
 
 __device__ __forceinline__ double log_sigmoid(double x) { return fmin(x, 0.0) - log1p(exp(-fabs(x))); }
 
-// log f and log i of a token. A forget gate of minus infinity is a full reset: a log f this small is as good, for input
-// gates up to 1e4 in size, and keeps sums finite. NaN stays.
+// A forget gate of minus infinity is a full reset: a log f this small is as good, for input gates up to 1e4 in size,
+// and keeps sums finite.
+inline constexpr double least_log_forget = -3e4;
+
+// log f and log i of a token. NaN stays.
 template <class Real>
 __device__ __forceinline__ void log_gates(const Call<Real>& call, int batch, std::int64_t token, int head, double& f,
                                           double& i) {
-  constexpr double least_log_forget = -3e4;
   f = read_gate(call.f, call.f_type, batch, token, head);
   i = read_gate(call.i, call.i_type, batch, token, head);
   if (call.capped) {
@@ -55,6 +60,36 @@ __device__ __forceinline__ void log_gates(const Call<Real>& call, int batch, std
   f = log_sigmoid(f);
   if (f < least_log_forget) f = least_log_forget;
   if (!call.exponential) i = log_sigmoid(i);
+}
+
+// 1 / den of a row, and the derivative of den by q.n times -1 / den.
+template <class Real>
+struct Denominator {
+  Real inverse = 1, slope = 0;
+
+  Denominator() = default;
+  __device__ Denominator(Real qn, Real m, double eps) {
+    const Real size = fabs(qn), floor = exp(-m);
+    inverse = 1 / ((size < floor ? floor : size) + static_cast<Real>(eps));
+    slope = size > floor ? copysign(inverse, -qn) : Real{0};
+  }
+};
+
+// op over this lane's value and those of the lanes before it.
+template <class Op>
+__device__ __forceinline__ double warp_scan(double value, const Op& op) {
+#pragma unroll
+  for (int offset = 1; offset < warp_size; offset *= 2) {
+    const double other = __shfl_up_sync(0xFFFFFFFFU, value, offset);
+    if (threadIdx.x % warp_size >= offset) value = op(other, value);
+  }
+  return value;
+}
+
+// u = b - m of token t of a chunk that begins with m_start. Not as that difference, which would be rounded.
+template <class Real>
+__device__ __forceinline__ double row_exponent(const Call<Real>& call, std::int64_t at, int t, double m_start) {
+  return call.exponential ? -fmax(m_start, call.top[at + t]) : call.b[at + t];
 }
 
 // Start of a sequence on the packed axis; a dense batch is packed row after row.
@@ -67,13 +102,20 @@ __device__ __forceinline__ std::int64_t sequence_start(const Call<Real>& call, s
   return start < 0 ? 0 : start > call.tokens ? call.tokens : start;
 }
 
+// Number of the first chunk of a sequence.
+template <class Real>
+__device__ __forceinline__ std::int64_t first_chunk(const Call<Real>& call, std::int64_t sequence) {
+  return call.chunks_per_row > 0 ? sequence * call.chunks_per_row : sequence_start(call, sequence) / call.L + sequence;
+}
+
 template <class Real>
 __device__ __forceinline__ int chunks_of(const Call<Real>& call, std::int64_t length) {
   return static_cast<int>((length + call.L - 1) / call.L);
 }
 
-// 2^(a + b) with a and b given as sums of two floats: the large parts cancel before anything is rounded.
-__device__ __forceinline__ float exp2_sum(float2 a, float2 b) { return exp2f((a.x + b.x) + (a.y + b.y)); }
-__device__ __forceinline__ double exp2_sum(double a, double b) { return exp2(a + b); }
+// exp(a + b), with a and b given in base 2 and as sums of two floats: the large parts cancel before anything is
+// rounded.
+__device__ __forceinline__ float exp_sum(float2 a, float2 b) { return arch::exp2((a.x + b.x) + (a.y + b.y)); }
+__device__ __forceinline__ double exp_sum(double a, double b) { return exp(a + b); }
 
 }  // namespace tfla::cuda

@@ -7,8 +7,6 @@ namespace tfla::cuda {
 
 namespace {
 
-constexpr int warp_size = 32;
-
 template <class Real>
 __global__ void chunk_table_kernel(Call<Real> call) {
   const std::int64_t number = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
@@ -16,11 +14,11 @@ __global__ void chunk_table_kernel(Call<Real> call) {
   std::int64_t low = 0, high = call.sequences;  // the owner is in [low, high)
   while (high - low > 1) {
     const std::int64_t middle = (low + high) / 2;
-    (sequence_start(call, middle) / call.L + middle <= number ? low : high) = middle;
+    (first_chunk(call, middle) <= number ? low : high) = middle;
   }
   const std::int64_t start = sequence_start(call, low);
   const std::int64_t length = max(sequence_start(call, low + 1) - start, static_cast<std::int64_t>(0));
-  const std::int64_t first = start / call.L + low;
+  const std::int64_t first = first_chunk(call, low);
   const std::int64_t begin = (number - first) * call.L;
   const bool dense = call.cu_seqlens == nullptr;
   call.chunks[number] = {.token = dense ? begin : start + begin,
@@ -30,16 +28,6 @@ __global__ void chunk_table_kernel(Call<Real> call) {
                          .length = static_cast<int>(
                              max(static_cast<std::int64_t>(0), min(static_cast<std::int64_t>(call.L), length - begin))),
                          .first = static_cast<int>(first)};
-}
-
-template <class Op>
-__device__ double warp_scan(double value, const Op& op) {
-#pragma unroll
-  for (int offset = 1; offset < warp_size; offset *= 2) {
-    const double other = __shfl_up_sync(0xFFFFFFFFU, value, offset);
-    if (threadIdx.x % warp_size >= offset) value = op(other, value);
-  }
-  return value;
 }
 
 // b, c and the running maximum of c inside a chunk: one warp per chunk and head.
@@ -81,7 +69,7 @@ __global__ void sequence_scan_kernel(Call<Real> call) {
   const int lane = threadIdx.x % warp_size;
   const std::int64_t start = sequence_start(call, sequence);
   const int count = chunks_of(call, max(sequence_start(call, sequence + 1) - start, static_cast<std::int64_t>(0)));
-  const std::int64_t first = start / call.L + sequence;
+  const std::int64_t first = first_chunk(call, sequence);
   double m = 0;
   if (call.m0.data != nullptr) {
     const std::int64_t at = sequence * call.m0.sequence + head * call.m0.head;
@@ -120,16 +108,19 @@ __global__ void sequence_scan_kernel(Call<Real> call) {
   }
 }
 
-__device__ void split(double x, float2& to) {
+// As exp_sum takes it: float32 work in base 2, as two floats. A double has no such room, and multiplying it by log2(e)
+// would cost a digit where log f sums to thousands.
+__device__ void as_exponent(double x, float2& to) {
+  x *= log2_e;
   const auto high = static_cast<float>(x);
   to = {high, isfinite(high) ? static_cast<float>(x - high) : 0.0F};
 }
-__device__ void split(double x, double& to) { to = x; }
+__device__ void as_exponent(double x, double& to) { to = x; }
 
 // The vectors that matrix kernels read: one thread per token and head.
 template <class Real>
 __global__ void gate_vectors_kernel(Call<Real> call) {
-  const std::int64_t unit = blockIdx.x;
+  const unsigned unit = blockIdx.x;
   const Chunk chunk = call.chunks[unit / call.heads];
   const int head = static_cast<int>(unit % call.heads);
   if (chunk.length == 0) return;
@@ -137,11 +128,11 @@ __global__ void gate_vectors_kernel(Call<Real> call) {
   const double m_start = call.m_start[unit], m_end = call.m_end[unit];
   const double b_last = call.b[at + chunk.length - 1];
   for (int t = threadIdx.x; t < chunk.length; t += blockDim.x) {
-    const double b = call.b[at + t], c = call.c[at + t];
-    const double m = call.exponential ? b + fmax(m_start, call.top[at + t]) : 0.0;
-    split((b - m) * log2_e, call.u2[at + t]);
-    split(c * log2_e, call.c2[at + t]);
-    call.qbar[at + t] = static_cast<Real>(exp(b - m + m_start));
+    const double c = call.c[at + t];
+    const double u = row_exponent(call, at, t, m_start);
+    as_exponent(u, call.u[at + t]);
+    as_exponent(c, call.log_c[at + t]);
+    call.qbar[at + t] = static_cast<Real>(exp(u + m_start));
     call.abar[at + t] = static_cast<Real>(exp(b_last + c - m_end));
   }
   if (threadIdx.x == 0) call.gbar[unit] = static_cast<Real>(exp(b_last + m_start - m_end));

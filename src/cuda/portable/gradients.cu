@@ -22,7 +22,7 @@ struct Place {
 
   template <class Real>
   __device__ Place(const Call<Real>& call, int row_tiles, int column_tiles, int heads) {
-    std::int64_t unit = blockIdx.x;
+    unsigned unit = blockIdx.x;  // a division in 64 bits takes a hundred instructions
     tile = static_cast<int>(unit % column_tiles);
     unit /= column_tiles;
     first = static_cast<int>(unit % row_tiles) * tile_rows;
@@ -34,72 +34,64 @@ struct Place {
   }
 };
 
-// P = gated gradient of the scores of one square: D (inverse dH V^T + deta), zero above the diagonal and outside.
+// The products of one square, and the gates in between.
 template <class T>
-__device__ __forceinline__ void score_gradients(const Call<RealOf<T>>& call, const Chunk& chunk, int head, int row,
-                                                int col, const Workspace<T>& space) {
+struct Squares {
   using Real = RealOf<T>;
-  const std::int64_t at = call.vector(chunk, head);
-  const auto scale = static_cast<Real>(call.scale);
-  Accumulator<T, tile_rows> dS;
-  dS.clear();
-  rows_by_rows(dS, tokens_of<T>(call.dh, chunk, head, row, call.dhv), tokens_of<T>(call.v, chunk, head, col, call.dhv),
-               space);
-  dS.each([&](int, int i, int, int j, Real& value) {
-    const bool seen = row + i < chunk.length && col + j <= row + i;
-    Real gradient = 0;
-    if (seen) {
-      gradient = value * call.inverse[at + row + i];
-      if (call.exact) gradient += call.deta[at + row + i];
-      gradient *= scale * exp2_sum(call.u2[at + row + i], call.c2[at + col + j]);
+  using Square = Accumulator<T, tile_rows>;
+  const Call<Real>& call;
+  const Chunk& chunk;
+  int head;
+
+  __device__ View<T> q(int first) const { return tokens_of<T>(call.q, chunk, head / call.group, first, call.dqk); }
+  __device__ View<T> k(int first) const { return tokens_of<T>(call.k, chunk, head / call.group, first, call.dqk); }
+  __device__ View<T> v(int first) const { return tokens_of<T>(call.v, chunk, head, first, call.dhv); }
+  __device__ View<T> dh(int first) const { return tokens_of<T>(call.dh, chunk, head, first, call.dhv); }
+
+  // Q K^T, and dH V^T.
+  __device__ RowsByRows<T, T, tile_rows> scores(int row, int col) const { return {q(row), k(col)}; }
+  __device__ RowsByRows<T, T, tile_rows> dscores(int row, int col) const { return {dh(row), v(col)}; }
+
+  // dS = scale D . (dS / den + deta), or S = scale D . S / den.
+  __device__ __forceinline__ void gate(Square& S, int row, int col, bool of_gradients) const {
+    const std::int64_t at = call.vector(chunk, head);
+    const auto scale = static_cast<Real>(call.scale);
+    RowTerms<T> terms;
+#pragma unroll
+    for (int r = 0; r < Square::rows; ++r) {
+      const int t = min(row + Square::row_of(r), chunk.length - 1);
+      terms.factor[r] = scale * call.inverse[at + t];
+      if (of_gradients && call.exact) terms.addend[r] = scale * call.deta[at + t];
     }
-    value = gradient;
-  });
-  write_tile(dS, space.p, Workspace<T>::p_stride);
-}
+    gate_square<T>(S, call, chunk, at, row, col, terms);
+  }
+};
 
-// P = gated scores of one square, over the denominator of the row.
-template <class T>
-__device__ __forceinline__ void normalized_scores(const Call<RealOf<T>>& call, const Chunk& chunk, int head, int row,
-                                                  int col, const Workspace<T>& space) {
-  using Real = RealOf<T>;
-  const std::int64_t at = call.vector(chunk, head);
-  const auto scale = static_cast<Real>(call.scale);
-  const int qk_head = head / call.group;
-  Accumulator<T, tile_rows> S;
-  S.clear();
-  rows_by_rows(S, tokens_of<T>(call.q, chunk, qk_head, row, call.dqk),
-               tokens_of<T>(call.k, chunk, qk_head, col, call.dqk), space);
-  S.each([&](int, int i, int, int j, Real& value) {
-    const bool seen = row + i < chunk.length && col + j <= row + i;
-    const Real weight =
-        seen ? call.inverse[at + row + i] * (scale * exp2_sum(call.u2[at + row + i], call.c2[at + col + j])) : Real{0};
-    value = seen ? value * weight : Real{0};
-  });
-  write_tile(S, space.p, Workspace<T>::p_stride);
-}
-
-// Dot products of the rows of acc with those of a tensor, over this block's columns, into sums[at ...].
+// Dot products of the rows of acc with those of a tensor, over this block's columns, into sums[row].
 template <class T, int N>
 __device__ __forceinline__ void row_dots(Accumulator<T, N>& acc, const View<T>& x, RealOf<T>* sums) {
   using Real = RealOf<T>;
-  Real parts[Accumulator<T, N>::rows] = {};
-  acc.each([&](int r, int i, int, int c, Real& value) {
-    if (i < x.rows && c < x.cols) parts[r] += value * widen<Real>(x.data[i * x.stride + c]);
-  });
+  using Sums = Accumulator<T, N>;
 #pragma unroll
-  for (int r = 0; r < Accumulator<T, N>::rows; ++r) {
-    const Real sum = Accumulator<T, N>::over_row(parts[r]);
-    const int i = Accumulator<T, N>::row_of(r);
-    if (i < x.rows && threadIdx.x % Accumulator<T, N>::lanes == 0) sums[i] = sum;
+  for (int r = 0; r < Sums::rows; ++r) {
+    const int i = Sums::row_of(r);
+    const T* line = x.data + min(i, x.rows - 1) * x.stride;
+    Real part = 0;
+    if (is_16_bit<T> && x.wide && x.cols >= N) {  // neighbours lie in one thread: two numbers a load
+#pragma unroll
+      for (int c = 0; c < Sums::cols; c += 2) {
+        const uint32_t raw = *reinterpret_cast<const uint32_t*>(line + Sums::col_of(c));
+        const T* pair = reinterpret_cast<const T*>(&raw);
+        part += acc.at(r, c) * widen<Real>(pair[0]) + acc.at(r, c + 1) * widen<Real>(pair[1]);
+      }
+    } else {
+#pragma unroll
+      for (int c = 0; c < Sums::cols; ++c)
+        if (Sums::col_of(c) < x.cols) part += acc.at(r, c) * widen<Real>(line[Sums::col_of(c)]);
+    }
+    const Real sum = Sums::over_row(part);
+    if (i < x.rows && threadIdx.x % Sums::lanes == 0) sums[i] = sum;
   }
-}
-
-template <class T>
-__device__ View<typename Config<T>::Stored> stored_state(const Call<RealOf<T>>& call, const void* states,
-                                                         std::int64_t number, int head) {
-  using Stored = typename Config<T>::Stored;
-  return {static_cast<const Stored*>(states) + call.state(number, head), call.padded_dhv(), call.dqk, call.dhv, true};
 }
 
 // Adds a head's part to the sum over the heads that share a query/key head.
@@ -111,152 +103,133 @@ __device__ __forceinline__ void add_to(Sums& total, const Sums& part) {
 
 // Shared: several heads read one query/key head. Without that, the registers of a second sum are saved.
 template <class T, bool Shared>
-__global__ void __launch_bounds__(block_threads) dq_kernel(Call<RealOf<T>> call, int row_tiles, int dqk_tiles) {
+__global__ void __launch_bounds__(block_threads, Shared ? 1 : Config<T>::blocks)
+    dq_kernel(Call<RealOf<T>> call, int row_tiles, int dqk_tiles) {
   using Real = RealOf<T>;
-  constexpr int width = Config<T>::width;
+  using Sums = Accumulator<T, Config<T>::width>;
   extern __shared__ __align__(16) unsigned char memory[];
-  const Workspace<T> space(memory);
+  Stream<T> stream{Workspace<T>(memory)};
   const Place place(call, row_tiles, dqk_tiles, call.qk_heads);
   if (place.count <= 0) return;
   const Chunk& chunk = place.chunk;
-  const int col = place.tile * width;
+  const int row = place.first, col = place.tile * Config<T>::width;
   const auto scale = static_cast<Real>(call.scale);
   const bool has_state = place.number != chunk.first || call.C0.data != nullptr;
 
-  Accumulator<T, width> dQ, total;
+  Sums dQ, total;
   if (Shared) total.clear();
   const int group = Shared ? call.group : 1;
   for (int head = place.head * group; head < (place.head + 1) * group; ++head) {
-    const std::int64_t at = call.vector(chunk, head) + place.first;
+    const std::int64_t at = call.vector(chunk, head) + row;
+    const Squares<T> squares{call, chunk, head};
+    const auto scores = [&](int key) { return squares.dscores(row, key); };
     dQ.clear();
     if (has_state) {
+      const RowsByRows<T, typename Config<T>::Stored, Config<T>::width> inter{
+          squares.dh(row), chunk_state<T>(call, call.states, place.number, head).from_row(col)};
+      stream.start(inter);
+      stream.run(dQ, inter, [&](int buffer) { scores(0).load(stream.space, 0, buffer); });
       const auto* n =
           static_cast<const typename Config<T>::Norm*>(call.n_states) + (place.number * call.heads + head) * call.dqk;
-      rows_by_rows(dQ, tokens_of<T>(call.dh, chunk, head, place.first, call.dhv),
-                   stored_state<T>(call, call.states, place.number, head).from_row(col), space);
-      dQ.each([&](int, int i, int, int c, Real& value) {
-        if (i >= place.count) return;
-        value *= call.inverse[at + i];
-        if (call.exact && col + c < call.dqk) value += call.deta[at + i] * static_cast<Real>(n[col + c]);
-        value *= scale * call.qbar[at + i];
+      Real factor[Sums::rows], addend[Sums::rows];
+#pragma unroll
+      for (int r = 0; r < Sums::rows; ++r) {
+        const std::int64_t t = at + min(Sums::row_of(r), place.count - 1);
+        const Real weight = scale * call.qbar[t];
+        factor[r] = weight * call.inverse[t];
+        addend[r] = call.exact ? weight * call.deta[t] : Real{0};
+      }
+      dQ.each([&](int r, int, int, int c, Real& value) {
+        value *= factor[r];
+        if (call.exact && col + c < call.dqk) value += addend[r] * static_cast<Real>(n[col + c]);
       });
+    } else {
+      stream.start(scores(0));
     }
-    for (int key = 0; key <= place.first; key += tile_rows) {
-      score_gradients<T>(call, chunk, head, place.first, key, space);
-      tile_by_columns<Order::depth_last>(dQ, tokens_of<T>(call.k, chunk, place.head, key, call.dqk).from_column(col),
-                                         space);
-    }
-    row_dots(dQ, tokens_of<T>(call.q, chunk, place.head, place.first, call.dqk).from_column(col),
-             call.row_sums + place.tile * call.heads * call.all_tokens() + at);
+    walk_squares<T>(
+        dQ, stream, 0, row, scores,
+        [&](int key) { return TileByColumns<Order::depth_last, Digits::all, T>{squares.k(key).from_column(col)}; },
+        [&](auto& S, int key) { squares.gate(S, row, key, true); });
+    row_dots(dQ, squares.q(row).from_column(col), call.row_sums + place.tile * call.heads * call.all_tokens() + at);
     if (Shared) add_to(total, dQ);
   }
-  store_rows(Shared ? total : dQ, call.dq, chunk, place.head, place.first, place.count, col, call.dqk, space);
+  store_rows(Shared ? total : dQ, call.dq, chunk, place.head, row, place.count, col, call.dqk, stream.space);
 }
 
 template <class T, bool Shared>
-__global__ void __launch_bounds__(block_threads) dk_kernel(Call<RealOf<T>> call, int row_tiles, int dqk_tiles) {
+__global__ void __launch_bounds__(block_threads, Shared ? 1 : Config<T>::blocks)
+    dk_kernel(Call<RealOf<T>> call, int row_tiles, int dqk_tiles) {
   using Real = RealOf<T>;
-  constexpr int width = Config<T>::width;
+  using Sums = Accumulator<T, Config<T>::width>;
   extern __shared__ __align__(16) unsigned char memory[];
-  const Workspace<T> space(memory);
+  Stream<T> stream{Workspace<T>(memory)};
   const Place place(call, row_tiles, dqk_tiles, call.qk_heads);
   if (place.count <= 0) return;
   const Chunk& chunk = place.chunk;
-  const int col = place.tile * width;
-  const View<T> k = tokens_of<T>(call.k, chunk, place.head, place.first, call.dqk).from_column(col);
+  const int key = place.first, col = place.tile * Config<T>::width;
+  const View<T> k = tokens_of<T>(call.k, chunk, place.head, key, call.dqk).from_column(col);
 
-  Accumulator<T, width> dK, total;
+  Sums dK, total;
   if (Shared) total.clear();
   const int group = Shared ? call.group : 1;
   for (int head = place.head * group; head < (place.head + 1) * group; ++head) {
-    const std::int64_t at = call.vector(chunk, head) + place.first;
+    const std::int64_t at = call.vector(chunk, head) + key;
     const std::int64_t part = place.tile * call.heads * call.all_tokens() + at;
     const Real* dn = call.dn_states + (place.number * call.heads + head) * call.dqk;
+    const Squares<T> squares{call, chunk, head};
+    const auto scores = [&](int row) { return squares.dscores(row, key); };
     dK.clear();
-    rows_by_rows(dK, tokens_of<T>(call.v, chunk, head, place.first, call.dhv),
-                 stored_state<T>(call, call.dstates, place.number, head).from_row(col), space);
-    dK.each([&](int, int i, int, int c, Real& value) {
-      if (i >= place.count) return;
+    const RowsByRows<T, typename Config<T>::Stored, Config<T>::width> inter{
+        squares.v(key), chunk_state<T>(call, call.dstates, place.number, head).from_row(col)};
+    stream.start(inter);
+    stream.run(dK, inter, [&](int buffer) { scores(key).load(stream.space, 0, buffer); });
+    Real weight[Sums::rows];
+#pragma unroll
+    for (int r = 0; r < Sums::rows; ++r) weight[r] = call.abar[at + min(Sums::row_of(r), place.count - 1)];
+    dK.each([&](int r, int, int, int c, Real& value) {
       if (col + c < call.dqk) value += dn[col + c];
-      value *= call.abar[at + i];
+      value *= weight[r];
     });
     row_dots(dK, k, call.outflow + part);
-    for (int row = place.first; row < chunk.length; row += tile_rows) {
-      score_gradients<T>(call, chunk, head, row, place.first, space);
-      tile_by_columns<Order::depth_first>(dK, tokens_of<T>(call.q, chunk, place.head, row, call.dqk).from_column(col),
-                                          space);
-    }
+    walk_squares<T>(
+        dK, stream, key, chunk.length - 1, scores,
+        [&](int row) { return TileByColumns<Order::depth_first, Digits::all, T>{squares.q(row).from_column(col)}; },
+        [&](auto& S, int row) { squares.gate(S, row, key, true); });
     row_dots(dK, k, call.column_sums + part);
     if (Shared) add_to(total, dK);
   }
-  store_rows(Shared ? total : dK, call.dk, chunk, place.head, place.first, place.count, col, call.dqk, space);
+  store_rows(Shared ? total : dK, call.dk, chunk, place.head, key, place.count, col, call.dqk, stream.space);
 }
 
 template <class T>
-__global__ void __launch_bounds__(block_threads) dv_kernel(Call<RealOf<T>> call, int row_tiles, int dhv_tiles) {
+__global__ void __launch_bounds__(block_threads, Config<T>::blocks)
+    dv_kernel(Call<RealOf<T>> call, int row_tiles, int dhv_tiles) {
   using Real = RealOf<T>;
-  constexpr int width = Config<T>::width;
+  using Sums = Accumulator<T, Config<T>::width>;
   extern __shared__ __align__(16) unsigned char memory[];
-  const Workspace<T> space(memory);
+  Stream<T> stream{Workspace<T>(memory)};
   const Place place(call, row_tiles, dhv_tiles, call.heads);
   if (place.count <= 0) return;
   const Chunk& chunk = place.chunk;
-  const int col = place.tile * width;
-  const int head = place.head;
-  const std::int64_t at = call.vector(chunk, head) + place.first;
-  Accumulator<T, width> dV;
+  const int key = place.first, col = place.tile * Config<T>::width, head = place.head;
+  const std::int64_t at = call.vector(chunk, head) + key;
+  const Squares<T> squares{call, chunk, head};
+  const auto scores = [&](int row) { return squares.scores(row, key); };
+  Sums dV;
   dV.clear();
-  rows_by_columns(dV, tokens_of<T>(call.k, chunk, head / call.group, place.first, call.dqk),
-                  stored_state<T>(call, call.dstates, place.number, head).from_column(col), space);
-  dV.each([&](int, int i, int, int, Real& value) {
-    if (i < place.count) value *= call.abar[at + i];
-  });
-  for (int row = place.first; row < chunk.length; row += tile_rows) {
-    normalized_scores<T>(call, chunk, head, row, place.first, space);
-    tile_by_columns<Order::depth_first>(dV, tokens_of<T>(call.dh, chunk, head, row, call.dhv).from_column(col), space);
-  }
-  store_rows(dV, call.dv, chunk, head, place.first, place.count, col, call.dhv, space);
-}
-
-// What passes through a chunk from its first state to its last: gbar (<C, dC> + <n, dn>).
-template <class T>
-__global__ void __launch_bounds__(block_threads) through_kernel(Call<RealOf<T>> call) {
-  using Real = RealOf<T>;
-  using Stored = typename Config<T>::Stored;
-  const std::int64_t unit = blockIdx.x;
-  const std::int64_t number = unit / call.heads;
-  const int head = static_cast<int>(unit % call.heads);
-  const Chunk chunk = call.chunks[number];
-  if (chunk.length == 0) return;
-  const Stored* C = static_cast<const Stored*>(call.states) + call.state(number, head);
-  const Stored* dC = static_cast<const Stored*>(call.dstates) + call.state(number, head);
-  double sum = 0;
-  const std::int64_t size = static_cast<std::int64_t>(call.dqk) * call.padded_dhv();
-  constexpr int piece = 16 / sizeof(Stored);
-  for (std::int64_t e = threadIdx.x * piece; e < size; e += block_threads * piece) {
-    const uint4 left = *reinterpret_cast<const uint4*>(C + e), right = *reinterpret_cast<const uint4*>(dC + e);
-    Real part = 0;
+  const RowsByColumns<T, typename Config<T>::Stored> inter{
+      squares.k(key), chunk_state<T>(call, call.dstates, place.number, head).from_column(col)};
+  stream.start(inter);
+  stream.run(dV, inter, [&](int buffer) { scores(key).load(stream.space, 0, buffer); });
+  Real weight[Sums::rows];
 #pragma unroll
-    for (int x = 0; x < piece; ++x) {
-      part += widen<Real>(reinterpret_cast<const Stored*>(&left)[x]) *
-              widen<Real>(reinterpret_cast<const Stored*>(&right)[x]);
-    }
-    sum += part;
-  }
-  for (int r = threadIdx.x; r < call.dqk; r += block_threads) {
-    sum += static_cast<double>(static_cast<const typename Config<T>::Norm*>(call.n_states)[unit * call.dqk + r]) *
-           static_cast<double>(call.dn_states[unit * call.dqk + r]);
-  }
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xFFFFFFFFU, sum, offset);
-  __shared__ double parts[block_threads / 32];
-  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    double total = 0;
-    for (double part : parts) total += part;
-    call.through[unit] = static_cast<double>(call.gbar[unit]) * total;
-  }
+  for (int r = 0; r < Sums::rows; ++r) weight[r] = call.abar[at + min(Sums::row_of(r), place.count - 1)];
+  dV.each([&](int r, int, int, int, Real& value) { value *= weight[r]; });
+  walk_squares<T>(
+      dV, stream, key, chunk.length - 1, scores,
+      [&](int row) { return TileByColumns<Order::depth_first, Digits::rounded, T>{squares.dh(row).from_column(col)}; },
+      [&](auto& S, int row) { squares.gate(S, row, key, false); });
+  store_rows(dV, call.dv, chunk, head, key, place.count, col, call.dhv, stream.space);
 }
 
 __device__ double sigmoid(double x) { return x >= 0 ? 1 / (1 + exp(-x)) : exp(x) / (1 + exp(x)); }
@@ -271,7 +244,7 @@ __device__ double gate_slope(const Call<Real>& call, bool log_sigmoid, double x)
 // dlogf_t = sum_{s >= t} (row_s - column_s) + sum_{j < t} outflow_j + through; dlogi = column + outflow. One warp per
 // chunk and head, from the last token to the first.
 template <class Real>
-__global__ void gate_gradients_kernel(Call<Real> call, int parts) {
+__global__ void gate_gradients_kernel(Call<Real> call, int parts, int through_parts) {
   const std::int64_t unit = (blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x) / 32;
   if (unit >= call.numbers * call.heads) return;
   const Chunk chunk = call.chunks[unit / call.heads];
@@ -285,13 +258,21 @@ __global__ void gate_gradients_kernel(Call<Real> call, int parts) {
     for (int part = 0; part < parts; ++part) sum += static_cast<double>(sums[part * part_size + at + t]);
     return sum;
   };
-  double all_outflow = 0;
+  // What passes through the chunk, and what leaves it. Where a chunk follows, half of `through` is <C, dC> at the end
+  // of this one, which has the outflow in it.
+  double through = 0, all_outflow = 0;
+  for (int part = lane; part < through_parts; part += 32) through += call.through[unit * through_parts + part];
   for (int t = lane; t < chunk.length; t += 32) all_outflow += gather(call.outflow, t);
 #pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) all_outflow += __shfl_xor_sync(0xFFFFFFFFU, all_outflow, offset);
+  for (int offset = 16; offset > 0; offset /= 2) {
+    through += __shfl_xor_sync(0xFFFFFFFFU, through, offset);
+    all_outflow += __shfl_xor_sync(0xFFFFFFFFU, all_outflow, offset);
+  }
+  const std::int64_t next = unit / call.heads + 1;
+  const bool has_next = next < call.numbers && call.chunks[next].length > 0 && call.chunks[next].first == chunk.first;
+  const double passing = through + (has_next ? 0.5 : 1.0) * all_outflow;
 
-  // Walking backwards, `later` holds sum_{s > t} (row - column - outflow), so that through + all_outflow + later + ...
-  // is dlogf.
+  // Walking backwards, `later` holds sum_{s > t} (row - column - outflow), so that passing + later + ... is dlogf.
   double later = 0;
   for (int base = (chunk.length - 1) / 32 * 32; base >= 0; base -= 32) {
     const int t = base + lane;
@@ -304,7 +285,7 @@ __global__ void gate_gradients_kernel(Call<Real> call, int parts) {
       if (lane + offset < 32) suffix += other;
     }
     if (valid) {
-      const double dlogf = later + suffix + all_outflow + call.through[unit];
+      const double dlogf = later + suffix + passing;
       const double i = read_gate(call.i, call.i_type, chunk.batch, chunk.token + t, head);
       const double f = read_gate(call.f, call.f_type, chunk.batch, chunk.token + t, head);
       write_gate(call.di, call.i_type, chunk.batch, chunk.token + t, head,
@@ -332,10 +313,9 @@ void launch_gradients(const Call<RealOf<T>>& call, cudaStream_t stream) {
                 block_threads, bytes, stream, call, row_tiles, dqk_tiles);
   launch_blocks("dv", dv_kernel<T>, tiles * call.heads * dhv_tiles, block_threads, bytes, stream, call, row_tiles,
                 dhv_tiles);
-  launch_blocks("through", through_kernel<T>, call.numbers * call.heads, block_threads, 0, stream, call);
   const std::int64_t warps = call.numbers * call.heads;
   launch_blocks("gate_gradients", gate_gradients_kernel<RealOf<T>>, (warps * 32 + block_threads - 1) / block_threads,
-                block_threads, 0, stream, call, dqk_tiles);
+                block_threads, 0, stream, call, dqk_tiles, static_cast<int>(through_parts<T>(call)));
 }
 
 #define TFLA_INSTANTIATE(T) template void launch_gradients<T>(const Call<typename Config<T>::Real>&, cudaStream_t)

@@ -1,6 +1,6 @@
 // Stage `outputs`: den H = scale qbar (Q C) + (D . Q K^T) V for 64 rows of a chunk and a tile of dhv columns, walking
-// over the key tiles of the chunk up to the diagonal. The same kernel, without values, gives backward its denominators;
-// with values, and a product with dH in place of the store, the exact normalizer gradient's deta.
+// over the key tiles of the chunk up to the diagonal. The same kernel, with a product with dH in place of the store,
+// gives the exact normalizer gradient's deta.
 #include "cuda/launch.h"
 #include "cuda/portable/products.cuh"
 
@@ -10,17 +10,43 @@ namespace {
 
 enum class Wanted { outputs, exact_rows };
 
+// q.n of this thread's rows with the n of the chunk's start.
+template <class T>
+__device__ __forceinline__ void dots_with_n(const Call<typename Config<T>::Real>& call, const View<T>& q,
+                                            const typename Config<T>::Norm* n,
+                                            typename Config<T>::Real (&sums)[Accumulator<T, tile_rows>::rows]) {
+  using Rows = Accumulator<T, tile_rows>;
+  using Real = typename Config<T>::Real;
+#pragma unroll
+  for (int r = 0; r < Rows::rows; ++r) {
+    const T* line = q.data + min(Rows::row_of(r), q.rows - 1) * q.stride;
+    Real sum = 0;
+    if (q.wide && call.dqk % 8 == 0) {  // two numbers a load
+#pragma unroll 8
+      for (int c = threadIdx.x % Rows::lanes * 2; c < call.dqk; c += Rows::lanes * 2) {
+        T pair[2];
+        *reinterpret_cast<uint32_t*>(pair) = *reinterpret_cast<const uint32_t*>(line + c);
+        sum += widen<Real>(pair[0]) * static_cast<Real>(n[c]) + widen<Real>(pair[1]) * static_cast<Real>(n[c + 1]);
+      }
+    } else {
+      for (int c = threadIdx.x % Rows::lanes; c < call.dqk; c += Rows::lanes)
+        sum += widen<Real>(line[c]) * static_cast<Real>(n[c]);
+    }
+    sums[r] = Rows::over_row(sum);
+  }
+}
+
 template <class T, Wanted Want>
-__global__ void __launch_bounds__(block_threads)
+__global__ void __launch_bounds__(block_threads, Config<T>::blocks)
     outputs_kernel(Call<typename Config<T>::Real> call, int row_tiles, int dhv_tiles) {
   using Real = typename Config<T>::Real;
   using Stored = typename Config<T>::Stored;
   using Scores = Accumulator<T, tile_rows>;
   constexpr int width = Config<T>::width;
   extern __shared__ __align__(16) unsigned char memory[];
-  const Workspace<T> space(memory);
+  Stream<T> stream{Workspace<T>(memory)};
 
-  std::int64_t unit = blockIdx.x;
+  unsigned unit = blockIdx.x;
   const int blocks_across = Want == Wanted::outputs ? dhv_tiles : 1;
   const int block_across = static_cast<int>(unit % blocks_across);
   unit /= blocks_across;
@@ -35,42 +61,81 @@ __global__ void __launch_bounds__(block_threads)
   const std::int64_t at = call.vector(chunk, head);
   const auto scale = static_cast<Real>(call.scale);
   const bool has_state = number != chunk.first || call.C0.data != nullptr;
+  const double m_start = call.m_start[number * call.heads + head];
   const View<T> q = tokens_of<T>(call.q, chunk, qk_head, row, call.dqk);
+
+  // 16-bit types: the rows of S, summed before they are rounded, are q.n. Where results have more digits than that has,
+  // the denominators are there already.
+  constexpr bool makes_denominators = is_16_bit<T> && Want == Wanted::outputs;
+  Real qn[Scores::rows] = {};
+  RowTerms<T> terms;
+#pragma unroll
+  for (Real& factor : terms.factor) factor = scale;
 
   Real dh_h[Scores::rows] = {};
   // Outputs: one tile of columns per block. Exact rows: all of them in turn, since dh.h sums over them.
   const int last_tile = Want == Wanted::exact_rows ? dhv_tiles : block_across + 1;
   for (int tile = block_across; tile < last_tile; ++tile) {
     const int col = tile * width;
+    const auto scores = [&](int key) {
+      return RowsByRows<T, T, tile_rows>{q, tokens_of<T>(call.k, chunk, qk_head, key, call.dqk)};
+    };
+    const auto values = [&](int key) {
+      return TileByColumns<Order::depth_last, Digits::all, T>{
+          tokens_of<T>(call.v, chunk, head, key, call.dhv).from_column(col)};
+    };
     Accumulator<T, width> O;
     O.clear();
     if (has_state) {
-      const View<Stored> C{static_cast<const Stored*>(call.states) + call.state(number, head), call.padded_dhv(),
-                           call.dqk, call.padded_dhv(), true};
-      rows_by_columns(O, q, C.from_column(col), space);
-      O.each([&](int, int i, int, int, Real& value) { value *= i < rows ? scale * call.qbar[at + row + i] : Real{0}; });
+      const RowsByColumns<T, Stored> inter{q, chunk_state<T>(call, call.states, number, head).from_column(col)};
+      stream.start(inter);
+      stream.run(O, inter, [&](int buffer) { scores(0).load(stream.space, 0, buffer); });
+      if (makes_denominators && call.normalized)
+        dots_with_n<T>(
+            call, q,
+            static_cast<const typename Config<T>::Norm*>(call.n_states) + (number * call.heads + head) * call.dqk, qn);
+      Real weight[Scores::rows];
+#pragma unroll
+      for (int r = 0; r < Scores::rows; ++r) {
+        weight[r] = scale * call.qbar[at + row + min(Scores::row_of(r), rows - 1)];
+        qn[r] *= weight[r];
+      }
+      O.each([&](int r, int, int, int, Real& value) { value *= weight[r]; });
+    } else {
+      stream.start(scores(0));
     }
-    for (int key = 0; key <= row; key += tile_rows) {
-      Scores S;
-      S.clear();
-      rows_by_rows(S, q, tokens_of<T>(call.k, chunk, qk_head, key, call.dqk), space);
-      S.each([&](int, int i, int, int j, Real& value) {
-        // Set, not multiplied: what lies above the diagonal or outside may be anything.
-        const bool seen = i < rows && key + j <= row + i;
-        value = seen ? value * (scale * exp2_sum(call.u2[at + row + i], call.c2[at + key + j])) : Real{0};
-      });
-      write_tile(S, space.p, Workspace<T>::p_stride);
-      tile_by_columns<Order::depth_last>(O, tokens_of<T>(call.v, chunk, head, key, call.dhv).from_column(col), space);
+    Real part[Scores::rows] = {};
+    walk_squares<T>(O, stream, 0, row, scores, values, [&](Scores& S, int key) {
+      gate_square<T>(S, call, chunk, at, row, key, terms);
+      if (makes_denominators && call.normalized) S.each([&](int r, int, int, int, Real& value) { part[r] += value; });
+    });
+    Real inverse[Scores::rows];
+#pragma unroll
+    for (int r = 0; r < Scores::rows; ++r) {
+      const int t = row + min(Scores::row_of(r), rows - 1);
+      if (makes_denominators) {
+        Denominator<Real> den;
+        if (call.normalized) {
+          qn[r] += Scores::over_row(part[r]);
+          den = {qn[r], static_cast<Real>(call.b[at + t] - row_exponent(call, at, t, m_start)), call.eps};
+        }
+        inverse[r] = den.inverse;
+        if (tile == 0 && threadIdx.x % Scores::lanes == 0 && Scores::row_of(r) < rows) {
+          call.inverse[at + t] = den.inverse;
+          call.slope[at + t] = den.slope;
+        }
+      } else {
+        inverse[r] = call.inverse[at + t];
+      }
     }
-    O.each([&](int, int i, int, int, Real& value) { value *= i < rows ? call.inverse[at + row + i] : Real{0}; });
+    O.each([&](int r, int, int, int, Real& value) { value *= inverse[r]; });
     if constexpr (Want == Wanted::outputs) {
-      store_rows(O, call.h, chunk, head, row, rows, col, call.dhv, space);
+      store_rows(O, call.h, chunk, head, row, rows, col, call.dhv, stream.space);
     } else {
       O.each([&](int r, int i, int, int c, Real& value) {
         if (i >= rows || col + c >= call.dhv) return;
         dh_h[r] += value * widen<Real>(row_of<T>(call.dh, chunk.batch, chunk.token + row + i, head)[col + c]);
       });
-      __syncthreads();
     }
   }
   if constexpr (Want == Wanted::exact_rows) {

@@ -25,6 +25,15 @@ __device__ __forceinline__ View<T> tokens_of(const Rows& tensor, const Chunk& ch
           min(tile_rows, chunk.length - first), cols, tensor.wide};
 }
 
+// C or dC of a chunk, among the stored ones.
+template <class T>
+__device__ __forceinline__ View<typename Config<T>::Stored> chunk_state(const Call<typename Config<T>::Real>& call,
+                                                                        const void* states, std::int64_t number,
+                                                                        int head) {
+  return {static_cast<const typename Config<T>::Stored*>(states) + call.state(number, head), call.padded_dhv(),
+          call.dqk, call.padded_dhv(), true};
+}
+
 // The shared memory of a block.
 template <class T>
 struct Workspace {
@@ -37,98 +46,184 @@ struct Workspace {
   static constexpr int b_size =
       larger(SharedTile<T, Tile::width, Tile::slab>::size, SharedTile<T, Tile::slab, Tile::width>::size);
   static constexpr int p_size = SharedTile<T, tile_rows, tile_rows>::size;
-  static constexpr int bytes = (2 * (a_size + b_size) + p_size) * static_cast<int>(sizeof(T));
+  static constexpr int p_terms = is_16_bit<T> ? 2 : 1;
+  static constexpr int bytes = (2 * (a_size + b_size) + p_terms * p_size) * static_cast<int>(sizeof(T));
 
   T* a;  // [2][64,slab]
   T* b;  // [2][width,slab] or [2][slab,width]
-  T* p;  // [64,64]
+  T* p;  // [terms][64,64]
 
   __device__ explicit Workspace(unsigned char* memory)
       : a(reinterpret_cast<T*>(memory)), b(a + 2 * a_size), p(b + 2 * b_size) {}
 };
 
-// float16 data meets bfloat16 states: both have 16 bits, so the tile is converted where it lies.
+// float16 data meets bfloat16 states: every float16 is the sum of two bfloat16, the first written where the number
+// lies, the second into `rest`.
 template <class T, class E>
-__device__ __forceinline__ void convert_tile(T* tile, int stride) {
+__device__ __forceinline__ void convert_tile(T* tile, T* rest, int stride) {
   if constexpr (!std::is_same_v<T, E>) {
     __syncthreads();
-    for (int e = threadIdx.x; e < tile_rows * Config<T>::slab; e += block_threads) {
-      T& x = tile[e / Config<T>::slab * stride + e % Config<T>::slab];
-      reinterpret_cast<E&>(x) = narrow<E>(to_float(x));
+    for (int e = threadIdx.x * 2; e < tile_rows * Config<T>::slab; e += block_threads * 2) {
+      const int at = e / Config<T>::slab * stride + e % Config<T>::slab;
+      auto& pair = *reinterpret_cast<uint32_t*>(tile + at);
+      split<E>(arch::unpack(pair, T{}), pair, *reinterpret_cast<uint32_t*>(rest + at));
     }
     __syncthreads();
   }
 }
 
-// acc += X Y^T, both given by rows.
+// acc += A B with A a tile of rows, in the type E of B. P is not in use yet while a product with states runs.
+template <class T, class E, Order B, int N>
+__device__ __forceinline__ void converted_product(Accumulator<T, N>& acc, const Workspace<T>& space, int buffer,
+                                                  int b_stride) {
+  using Space = Workspace<T>;
+  static_assert(Space::a_size <= Space::p_terms * Space::p_size);
+  constexpr int terms = std::is_same_v<T, E> ? 1 : 2;
+  T* a = space.a + buffer * Space::a_size;
+  convert_tile<T, E>(a, space.p, Space::a_stride);
+  block_product<Order::depth_last, B, terms>(acc, reinterpret_cast<const E*>(a), Space::a_stride,
+                                             reinterpret_cast<const E*>(space.b + buffer * Space::b_size), b_stride,
+                                             Config<T>::slab, static_cast<int>(space.p - a));
+}
+
+// Products, as loads and multiplications of one slab of their depth.
+
+// acc[64,N] += X Y^T, both given by rows.
 template <class T, class E, int N>
-__device__ __forceinline__ void rows_by_rows(Accumulator<T, N>& acc, const View<T>& x, const View<E>& y,
-                                             const Workspace<T>& space) {
+struct RowsByRows {
   using Tile = Config<T>;
   using Space = Workspace<T>;
-  constexpr int stride = Space::a_stride;
-  pipeline((x.cols + Tile::slab - 1) / Tile::slab,
-           [&](int slab, int buffer) {
-             load_tile<tile_rows, Tile::slab>(space.a + buffer * Space::a_size, x.data, x.stride, x.rows,
-                                              slab * Tile::slab, x.cols, x.wide);
-             load_tile<N, Tile::slab>(reinterpret_cast<E*>(space.b + buffer * Space::b_size), y.data, y.stride, y.rows,
-                                      slab * Tile::slab, y.cols, y.wide);
-           },
-           [&](int, int buffer) {
-             T* a = space.a + buffer * Space::a_size;
-             convert_tile<T, E>(a, stride);
-             block_product<Order::depth_last, Order::depth_last>(
-                 acc, reinterpret_cast<const E*>(a), stride,
-                 reinterpret_cast<const E*>(space.b + buffer * Space::b_size), stride, Tile::slab);
-           });
-}
+  View<T> x;
+  View<E> y;
 
-// acc += X Y with X given by rows and Y [depth,N].
+  __device__ int slabs() const { return (x.cols + Tile::slab - 1) / Tile::slab; }
+  __device__ void load(const Space& space, int slab, int buffer) const {
+    load_tile<tile_rows, Tile::slab>(space.a + buffer * Space::a_size, x.data, x.stride, x.rows, slab * Tile::slab,
+                                     x.cols, x.wide);
+    load_tile<N, Tile::slab>(reinterpret_cast<E*>(space.b + buffer * Space::b_size), y.data, y.stride, y.rows,
+                             slab * Tile::slab, y.cols, y.wide);
+  }
+  __device__ void multiply(Accumulator<T, N>& acc, const Space& space, int, int buffer) const {
+    converted_product<T, E, Order::depth_last>(acc, space, buffer, Space::a_stride);
+  }
+};
+
+// acc += X Y with X given by rows and Y [depth,width].
 template <class T, class E>
-__device__ __forceinline__ void rows_by_columns(Accumulator<T, Config<T>::width>& acc, const View<T>& x,
-                                                const View<E>& y, const Workspace<T>& space) {
+struct RowsByColumns {
   using Tile = Config<T>;
   using Space = Workspace<T>;
-  pipeline((x.cols + Tile::slab - 1) / Tile::slab,
-           [&](int slab, int buffer) {
-             const int depth = slab * Tile::slab;
-             load_tile<tile_rows, Tile::slab>(space.a + buffer * Space::a_size, x.data, x.stride, x.rows, depth, x.cols,
-                                              x.wide);
-             load_tile<Tile::slab, Tile::width>(reinterpret_cast<E*>(space.b + buffer * Space::b_size),
-                                                y.data + depth * y.stride, y.stride, y.rows - depth, 0, y.cols, y.wide);
-           },
-           [&](int, int buffer) {
-             T* a = space.a + buffer * Space::a_size;
-             convert_tile<T, E>(a, Space::a_stride);
-             block_product<Order::depth_last, Order::depth_first>(
-                 acc, reinterpret_cast<const E*>(a), Space::a_stride,
-                 reinterpret_cast<const E*>(space.b + buffer * Space::b_size), Space::n_stride, Tile::slab);
-           });
-}
+  View<T> x;
+  View<E> y;
 
-// acc += P Y or P^T Y: P the [64,64] tile in shared memory, Y [64,N] tokens.
-template <Order P, class T>
-__device__ __forceinline__ void tile_by_columns(Accumulator<T, Config<T>::width>& acc, const View<T>& y,
-                                                const Workspace<T>& space) {
+  __device__ int slabs() const { return (x.cols + Tile::slab - 1) / Tile::slab; }
+  __device__ void load(const Space& space, int slab, int buffer) const {
+    const int depth = slab * Tile::slab;
+    load_tile<tile_rows, Tile::slab>(space.a + buffer * Space::a_size, x.data, x.stride, x.rows, depth, x.cols, x.wide);
+    load_tile<Tile::slab, Tile::width>(reinterpret_cast<E*>(space.b + buffer * Space::b_size),
+                                       y.data + depth * y.stride, y.stride, y.rows - depth, 0, y.cols, y.wide);
+  }
+  __device__ void multiply(Accumulator<T, Tile::width>& acc, const Space& space, int, int buffer) const {
+    converted_product<T, E, Order::depth_first>(acc, space, buffer, Space::n_stride);
+  }
+};
+
+// acc += P Y or P^T Y: P the [64,64] tile in shared memory, in all its digits or rounded; Y [64,width] tokens.
+enum class Digits { all, rounded };
+template <Order P, Digits Kept, class T>
+struct TileByColumns {
   using Tile = Config<T>;
   using Space = Workspace<T>;
-  pipeline(
-      tile_rows / Tile::slab,
-      [&](int slab, int buffer) {
-        const int depth = slab * Tile::slab;
-        load_tile<Tile::slab, Tile::width>(space.b + buffer * Space::b_size, y.data + depth * y.stride, y.stride,
-                                           y.rows - depth, 0, y.cols, y.wide);
-      },
-      [&](int slab, int buffer) {
-        const T* p = space.p + slab * Tile::slab * (P == Order::depth_last ? 1 : Space::p_stride);
-        block_product<P, Order::depth_first>(acc, p, Space::p_stride, space.b + buffer * Space::b_size, Space::n_stride,
-                                             Tile::slab);
-      });
+  View<T> y;
+
+  __device__ int slabs() const { return tile_rows / Tile::slab; }
+  __device__ void load(const Space& space, int slab, int buffer) const {
+    const int depth = slab * Tile::slab;
+    load_tile<Tile::slab, Tile::width>(space.b + buffer * Space::b_size, y.data + depth * y.stride, y.stride,
+                                       y.rows - depth, 0, y.cols, y.wide);
+  }
+  __device__ void multiply(Accumulator<T, Tile::width>& acc, const Space& space, int slab, int buffer) const {
+    const T* p = space.p + slab * Tile::slab * (P == Order::depth_last ? 1 : Space::p_stride);
+    constexpr int terms = Kept == Digits::all ? Space::p_terms : 1;
+    block_product<P, Order::depth_first, terms>(acc, p, Space::p_stride, space.b + buffer * Space::b_size,
+                                                Space::n_stride, Tile::slab, Space::p_size);
+  }
+};
+
+// Runs one product after another, the first slab of the next already on its way while the last of this one is
+// multiplied. One barrier per slab: after it the slab is there, and nobody reads the other buffer any more.
+template <class T>
+struct Stream {
+  Workspace<T> space;
+  int buffer = 0;
+
+  template <class Product>
+  __device__ __forceinline__ void start(const Product& first) {
+    __syncthreads();  // whatever used the buffers before is done
+    first.load(space, 0, buffer);
+    arch::commit_copies();
+  }
+
+  // acc += product, whose first slab is on its way; load_next(buffer) starts the loads of what follows.
+  template <class Sums, class Product, class LoadNext>
+  __device__ __forceinline__ void run(Sums& acc, const Product& product, const LoadNext& load_next) {
+    const int slabs = product.slabs();
+    for (int slab = 0; slab < slabs; ++slab) {
+      arch::wait_copies<0>();
+      __syncthreads();
+      if (slab + 1 < slabs)
+        product.load(space, slab + 1, 1 - buffer);
+      else
+        load_next(1 - buffer);
+      arch::commit_copies();
+      product.multiply(acc, space, slab, buffer);
+      buffer = 1 - buffer;
+    }
+  }
+};
+
+// What the rows of a square of scores are multiplied by, and what is added, before their gates.
+template <class T>
+struct RowTerms {
+  using Real = typename Config<T>::Real;
+  Real factor[Accumulator<T, tile_rows>::rows] = {};
+  Real addend[Accumulator<T, tile_rows>::rows] = {};
+};
+
+// S = D . (factor S + addend) in one square of a chunk, D_tj = exp(u_t + c_j); zero, not multiplied by it, above the
+// diagonal and outside the chunk, where S may be anything. `at`: where the vectors of chunk and head begin.
+template <class T>
+__device__ __forceinline__ void gate_square(Accumulator<T, tile_rows>& S, const Call<typename Config<T>::Real>& call,
+                                            const Chunk& chunk, std::int64_t at, int row, int col,
+                                            const RowTerms<T>& terms) {
+  using Real = typename Config<T>::Real;
+  using Square = Accumulator<T, tile_rows>;
+  typename Call<Real>::Log u[Square::rows];
+  int last_seen[Square::rows];  // column, in the square
+#pragma unroll
+  for (int r = 0; r < Square::rows; ++r) {
+    const int t = row + Square::row_of(r);
+    const bool inside = t < chunk.length;
+    u[r] = call.u[at + (inside ? t : row)];
+    last_seen[r] = inside ? t - col : -1;
+  }
+  const int columns = chunk.length - col;
+#pragma unroll
+  for (int c = 0; c < Square::cols; ++c) {
+    const int j = Square::col_of(c);
+    const auto log_c = call.log_c[at + col + min(j, columns - 1)];
+#pragma unroll
+    for (int r = 0; r < Square::rows; ++r) {
+      const Real gated = (S.at(r, c) * terms.factor[r] + terms.addend[r]) * exp_sum(u[r], log_c);
+      S.at(r, c) = j <= last_seen[r] ? gated : Real{0};
+    }
+  }
 }
 
-// acc into shared memory as T, neighbours in one store where they lie in one thread.
-template <class T, int N>
-__device__ __forceinline__ void write_tile(Accumulator<T, N>& acc, T* tile, int stride) {
+// acc into shared memory as T, neighbours in one store where they lie in one thread. With two Terms (16 bit) what
+// rounding took away goes to a second tile, `second` further on.
+template <int Terms = 1, class T, int N>
+__device__ __forceinline__ void write_tile(Accumulator<T, N>& acc, T* tile, int stride, int second = 0) {
   using Sums = Accumulator<T, N>;
 #pragma unroll
   for (int r = 0; r < Sums::rows; ++r) {
@@ -136,13 +231,33 @@ __device__ __forceinline__ void write_tile(Accumulator<T, N>& acc, T* tile, int 
     if constexpr (is_16_bit<T>) {
 #pragma unroll
       for (int c = 0; c < Sums::cols; c += 2) {
-        const T pair[2] = {narrow<T>(acc.at(r, c)), narrow<T>(acc.at(r, c + 1))};
-        *reinterpret_cast<uint32_t*>(row + Sums::col_of(c)) = *reinterpret_cast<const uint32_t*>(pair);
+        uint32_t high, low;
+        split<T>({acc.at(r, c), acc.at(r, c + 1)}, high, low);
+        *reinterpret_cast<uint32_t*>(row + Sums::col_of(c)) = high;
+        if (Terms == 2) *reinterpret_cast<uint32_t*>(row + second + Sums::col_of(c)) = low;
       }
     } else {
 #pragma unroll
       for (int c = 0; c < Sums::cols; ++c) row[Sums::col_of(c)] = narrow<T>(acc.at(r, c));
     }
+  }
+}
+
+// acc += sum over the squares of a row or column of the chunk of gated scores times values: the walk that dQ, dK, dV
+// and H have in common. scores(tile) and values(tile) give the two products of a square, gate(S, tile) what happens
+// between them; the loads of scores(first) are on their way.
+template <class T, class Scores, class Values, class Gate>
+__device__ __forceinline__ void walk_squares(Accumulator<T, Config<T>::width>& acc, Stream<T>& stream, int first,
+                                             int last, const Scores& scores, const Values& values, const Gate& gate) {
+  for (int tile = first; tile <= last; tile += tile_rows) {
+    Accumulator<T, tile_rows> S;
+    S.clear();
+    stream.run(S, scores(tile), [&](int buffer) { values(tile).load(stream.space, 0, buffer); });
+    gate(S, tile);
+    write_tile<Workspace<T>::p_terms>(S, stream.space.p, Workspace<T>::p_stride, Workspace<T>::p_size);
+    stream.run(acc, values(tile), [&](int buffer) {
+      if (tile + tile_rows <= last) scores(tile + tile_rows).load(stream.space, 0, buffer);
+    });
   }
 }
 

@@ -19,7 +19,8 @@ struct StatesPlan {
   static constexpr int x_size = SharedTile<T, Tile::slab, tile_rows>::size;
   static constexpr int y_size = SharedTile<T, Tile::slab, Tile::width>::size;
   static constexpr int bytes =
-      2 * (x_size + y_size) * static_cast<int>(sizeof(T)) + 2 * Tile::slab * static_cast<int>(sizeof(double));
+      2 * (x_size + y_size) * static_cast<int>(sizeof(T)) +
+      2 * Tile::slab * static_cast<int>(sizeof(typename Tile::Real) + sizeof(typename Tile::Norm));
 };
 
 // What differs between the two directions of time.
@@ -81,24 +82,6 @@ __device__ __forceinline__ typename Config<T>::Real half_lift(const typename Con
   return 1;
 }
 
-// x_t *= lift weights_t, in place, in pieces of 16 bytes. Rows past the chunk have weight 0 and hold zeros.
-template <class T>
-__device__ __forceinline__ void weigh_rows(T* x, int stride, const typename Config<T>::Real* weights,
-                                           typename Config<T>::Real lift) {
-  using Real = typename Config<T>::Real;
-  constexpr int piece = 16 / sizeof(T);
-  constexpr int pieces = tile_rows / piece;
-  for (int p = threadIdx.x; p < Config<T>::slab * pieces; p += block_threads) {
-    const Real weight = lift * weights[p / pieces];
-    auto* at = reinterpret_cast<uint4*>(x + p / pieces * stride + p % pieces * piece);
-    uint4 raw = *at;
-    T* elements = reinterpret_cast<T*>(&raw);
-#pragma unroll
-    for (int e = 0; e < piece; ++e) elements[e] = narrow<T>(weight * widen<Real>(elements[e]));
-    *at = raw;
-  }
-}
-
 template <class Real>
 __device__ __forceinline__ Real& state_element(const StateRows& rows, std::int64_t sequence, int head, std::int64_t r,
                                                std::int64_t c) {
@@ -131,6 +114,37 @@ __device__ __forceinline__ void store_chunk_state(Accumulator<T, N>& C, typename
   }
 }
 
+// <C, dC> of a tile of dC, as this warp's share, with the C that is stored at the chunk's start.
+template <class T, int N>
+__device__ __forceinline__ double state_product(Accumulator<T, N>& dC, const typename Config<T>::Stored* stored,
+                                                int row, int rows, int col, int cols, double share) {
+  using Sums = Accumulator<T, N>;
+  using Stored = typename Config<T>::Stored;
+  using Wide = typename Config<T>::Norm;
+  Wide sum = 0;
+#pragma unroll
+  for (int r = 0; r < Sums::rows; ++r) {
+    const int i = row + Sums::row_of(r);
+    if (i >= rows) continue;
+    const Stored* line = stored + static_cast<std::int64_t>(i) * cols;
+#pragma unroll
+    for (int c = 0; c < Sums::cols; c += is_16_bit<T> ? 2 : 1) {
+      const int j = col + Sums::col_of(c);
+      if (j >= cols) continue;
+      if constexpr (is_16_bit<T>) {
+        const float2 pair = arch::unpack(*reinterpret_cast<const uint32_t*>(line + j), Stored{});
+        sum += dC.at(r, c) * pair.x + dC.at(r, c + 1) * pair.y;
+      } else {
+        sum += static_cast<Wide>(dC.at(r, c)) * static_cast<Wide>(line[j]);
+      }
+    }
+  }
+  double total = share + static_cast<double>(sum);
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) total += __shfl_xor_sync(0xFFFFFFFFU, total, offset);
+  return total;
+}
+
 enum class Pass { totals, proper };
 
 // The chunks of one segment of a sequence.
@@ -144,21 +158,27 @@ struct Segment {
     const std::int64_t start = sequence_start(call, sequence);
     const std::int64_t length = max(sequence_start(call, sequence + 1) - start, static_cast<std::int64_t>(0));
     chunks = chunks_of(call, length);
-    first = start / call.L + sequence;
+    first = first_chunk(call, sequence);
     low = min(index * chunks_per_segment, chunks);
     high = min(low + chunks_per_segment, chunks);
   }
 };
 
-// Where the state of a segment lies among the totals: C, then n.
+// Where the C and n of a segment lie among the totals.
 template <class Real>
 __device__ __forceinline__ Real* segment_state(const Call<Real>& call, std::int64_t sequence, int head, int segment) {
-  const std::int64_t size = static_cast<std::int64_t>(call.dqk) * (call.padded_dhv() + 1);
+  const std::int64_t size = static_cast<std::int64_t>(call.dqk) * call.padded_dhv();
   return call.segment_states + ((sequence * call.heads + head) * call.segments + segment) * size;
+}
+template <class T>
+__device__ __forceinline__ typename Config<T>::Norm* segment_norm(const Call<typename Config<T>::Real>& call,
+                                                                  std::int64_t sequence, int head, int segment) {
+  return static_cast<typename Config<T>::Norm*>(call.segment_norms) +
+         ((sequence * call.heads + head) * call.segments + segment) * call.dqk;
 }
 
 template <class T, Time Direction, Pass Which>
-__global__ void __launch_bounds__(block_threads)
+__global__ void __launch_bounds__(block_threads, Config<T>::blocks + (is_16_bit<T> ? 1 : 0))
     states_kernel(Call<typename Config<T>::Real> call, int dqk_tiles, int dhv_tiles) {
   using Tile = Config<T>;
   using Real = typename Tile::Real;
@@ -169,10 +189,10 @@ __global__ void __launch_bounds__(block_threads)
   extern __shared__ __align__(16) unsigned char memory[];
   T* xs = reinterpret_cast<T*>(memory);
   T* ys = xs + 2 * Plan::x_size;
-  Real* weights = reinterpret_cast<Real*>(ys + 2 * Plan::y_size);
-  Norm* n_weights = reinterpret_cast<Norm*>(weights + Tile::slab);
+  Norm* n_weights = reinterpret_cast<Norm*>(ys + 2 * Plan::y_size);  // [2][slab]
+  Real* weights = reinterpret_cast<Real*>(n_weights + 2 * Tile::slab);
 
-  std::int64_t unit = blockIdx.x;
+  unsigned unit = blockIdx.x;
   const int col = static_cast<int>(unit % dhv_tiles) * Tile::width;
   unit /= dhv_tiles;
   const int row = static_cast<int>(unit % dqk_tiles) * tile_rows;
@@ -186,6 +206,8 @@ __global__ void __launch_bounds__(block_threads)
   const Segment<Real> segment(call, sequence, index, call.chunks_per_segment);
   // An empty sequence still passes its state on.
   if (segment.low == segment.high && (index > 0 || segment.chunks > 0)) return;
+  const bool ends_sequence = Direction == Time::forward ? segment.high == segment.chunks : index == 0;
+  if (Which == Pass::totals && ends_sequence) return;  // nothing follows
 
   const int slabs_per_chunk = (call.L + Tile::slab - 1) / Tile::slab;
   int slabs = 0;
@@ -200,7 +222,7 @@ __global__ void __launch_bounds__(block_threads)
   const bool carries_n = col == 0 && threadIdx.x < tile_rows && n_row < call.dqk;
   Norm n = 0;
   Real* own = call.segments > 1 ? segment_state(call, sequence, head, index) : nullptr;
-  Real* own_n = own == nullptr ? nullptr : own + static_cast<std::int64_t>(call.dqk) * call.padded_dhv();
+  Norm* own_n = own == nullptr ? nullptr : segment_norm<T>(call, sequence, head, index);
   if (Which == Pass::proper) {
     const StateRows& from = flow.from_C();
     const StateRows& from_n = flow.from_n();
@@ -237,69 +259,115 @@ __global__ void __launch_bounds__(block_threads)
                                        row_of<T>(flow.y(), chunk.batch, chunk.token + token, head), flow.y().token,
                                        rows, col, call.dhv, flow.y().wide);
   };
-  const auto multiply = [&](int slab_index, int buffer) {
+  // The weight of this thread's token of a slab, read one slab ahead.
+  Real weight = 0;
+  Norm n_weight = 0;
+  const auto load_weights = [&](int slab_index) {
     std::int64_t number;
     int slab;
     place(slab_index, number, slab);
     const Chunk chunk = call.chunks[number];
-    const int token = slab * Tile::slab;
-    const int chunk_slabs = (chunk.length + Tile::slab - 1) / Tile::slab;
-    const bool enters_chunk = slab == (Direction == Time::forward ? 0 : chunk_slabs - 1);
-    // Weights go onto X, which is the smaller operand; n takes the unrounded keys.
-    T* x = xs + buffer * Plan::x_size;
-    const std::int64_t at = call.vector(chunk, head) + token;
-    const int rows = min(Tile::slab, chunk.length - token);
-    const double b_last = call.b[call.vector(chunk, head) + chunk.length - 1];
-    const double m_start = call.m_start[number * call.heads + head], m_end = call.m_end[number * call.heads + head];
-    if (threadIdx.x < Tile::slab) {
-      const bool valid = static_cast<int>(threadIdx.x) < rows;
-      weights[threadIdx.x] = valid ? flow.weight(at + threadIdx.x) : Real{0};
-      if (col == 0) n_weights[threadIdx.x] = valid ? flow.n_weight(at + threadIdx.x, b_last, m_end) : Norm{0};
+    const int token = slab * Tile::slab + static_cast<int>(threadIdx.x);
+    const bool valid = threadIdx.x < Tile::slab && token < chunk.length;
+    const std::int64_t at = call.vector(chunk, head);
+    weight = valid ? flow.weight(at + token) : Real{0};
+    if (col == 0 && valid) {
+      n_weight = flow.n_weight(at + token, call.b[at + chunk.length - 1], call.m_end[number * call.heads + head]);
+    } else {
+      n_weight = 0;
     }
-    if (enters_chunk) {
-      const Real decay = call.gbar[number * call.heads + head];
-      if (Which == Pass::proper) {
-        store_chunk_state(C, static_cast<Stored*>(flow.stored_C()) + call.state(number, head), row, call.dqk, col,
-                          call.padded_dhv());
-        if (carries_n) flow.store_n((number * call.heads + head) * call.dqk + n_row, n);
+  };
+  // This warp's share of <C, dC> + <n, dn>, with the C and n stored for the start of a chunk.
+  const auto product_with = [&](std::int64_t number) {
+    const std::int64_t unit = number * call.heads + head;
+    double share = 0;
+    if (carries_n) {
+      share = static_cast<double>(n) *
+              static_cast<double>(static_cast<const Norm*>(call.n_states)[unit * call.dqk + n_row]);
+    }
+    return state_product(C, static_cast<const Stored*>(call.states) + call.state(number, head), row, call.dqk, col,
+                         call.padded_dhv(), share);
+  };
+  const auto enter_chunk = [&](std::int64_t number, const Chunk& chunk) {
+    const std::int64_t unit = number * call.heads + head;
+    const Real decay = call.gbar[unit];
+    if (Which == Pass::proper) {
+      store_chunk_state(C, static_cast<Stored*>(flow.stored_C()) + call.state(number, head), row, call.dqk, col,
+                        call.padded_dhv());
+      if (carries_n) flow.store_n(unit * call.dqk + n_row, n);
+      if (Direction == Time::reverse) {
+        // dlogf needs <C, dC> at the end of the chunk. gbar <C at its start, dC> and what the chunk adds is one way to
+        // have it, <C at the start of the next chunk, dC> another. Both C are rounded, each in its own way: the mean
+        // is closer.
+        const bool has_next = number + 1 < segment.first + segment.chunks;
+        const double decayed = product_with(number) * static_cast<double>(decay);
+        const double product = has_next ? 0.5 * (decayed + product_with(number + 1)) : decayed;
+        const int part = (row / tile_rows * dhv_tiles + col / Tile::width) * block_warps + threadIdx.x / 32;
+        if (threadIdx.x % 32 == 0) call.through[unit * (dqk_tiles * dhv_tiles * block_warps) + part] = product;
       }
-#pragma unroll
-      for (Real& value : C.x) value *= decay;
-      n *= flow.n_decay(decay, b_last, m_start, m_end);
     }
-    __syncthreads();
+#pragma unroll
+    for (Real& value : C.x) value *= decay;
+    n *= flow.n_decay(decay, call.b[call.vector(chunk, head) + chunk.length - 1], call.m_start[unit], call.m_end[unit]);
+  };
+  // Weights go onto X, which is the smaller operand.
+  const auto multiply = [&](int buffer) {
     constexpr int stride = SharedTile<T, Tile::slab, tile_rows>::stride;
+    const T* x = xs + buffer * Plan::x_size;
+    const Real* slab_weights = weights + buffer * Tile::slab;
     if (carries_n) {
 #pragma unroll 16
       for (int t = 0; t < Tile::slab; ++t)
-        n += n_weights[t] * static_cast<Norm>(widen<Real>(x[t * stride + threadIdx.x]));
+        n += n_weights[buffer * Tile::slab + t] * static_cast<Norm>(widen<Real>(x[t * stride + threadIdx.x]));
     }
-    if (col == 0) __syncthreads();
-    const Real lift = half_lift<T>(weights);
-    weigh_rows<T>(x, stride, weights, lift);
-    __syncthreads();
+    const Real lift = half_lift<T>(slab_weights);
     if (lift != 1) {
 #pragma unroll
       for (Real& value : C.x) value *= lift;
     }
-    block_product<Order::depth_first, Order::depth_first>(C, x, stride, ys + buffer * Plan::y_size,
-                                                          SharedTile<T, Tile::slab, Tile::width>::stride, Tile::slab);
+    weighted_product(C, x, stride, ys + buffer * Plan::y_size, SharedTile<T, Tile::slab, Tile::width>::stride,
+                     Tile::slab, slab_weights, lift);
     if (lift != 1) {
 #pragma unroll
       for (Real& value : C.x) value /= lift;
     }
   };
-  pipeline(slabs, load, multiply);
+
+  if (slabs > 0) {
+    load(0, 0);
+    arch::commit_copies();
+    load_weights(0);
+  }
+  for (int index = 0; index < slabs; ++index) {
+    const int buffer = index % 2;
+    if (threadIdx.x < Tile::slab) {
+      weights[buffer * Tile::slab + threadIdx.x] = weight;
+      n_weights[buffer * Tile::slab + threadIdx.x] = n_weight;
+    }
+    arch::wait_copies<0>();
+    __syncthreads();  // the slab is there, and nobody reads the other buffer any more
+    if (index + 1 < slabs) {
+      load(index + 1, 1 - buffer);
+      load_weights(index + 1);
+    }
+    arch::commit_copies();
+    std::int64_t number;
+    int slab;
+    place(index, number, slab);
+    const Chunk chunk = call.chunks[number];
+    const int chunk_slabs = (chunk.length + Tile::slab - 1) / Tile::slab;
+    if (slab == (Direction == Time::forward ? 0 : chunk_slabs - 1)) enter_chunk(number, chunk);
+    multiply(buffer);
+  }
 
   if (Which == Pass::totals) {
     C.each([&](int, int r, int, int c, Real& value) {
       if (row + r < call.dqk && col + c < call.padded_dhv())
         own[static_cast<std::int64_t>(row + r) * call.padded_dhv() + col + c] = value;
     });
-    if (carries_n) own_n[n_row] = static_cast<Real>(n);
+    if (carries_n) own_n[n_row] = n;
     return;
   }
-  const bool ends_sequence = Direction == Time::forward ? segment.high == segment.chunks : index == 0;
   if (!ends_sequence) return;
   const StateRows& to = flow.to_C();
   C.each([&](int, int r, int, int c, Real& value) {
@@ -319,34 +387,45 @@ __global__ void __launch_bounds__(block_threads)
   const int head = static_cast<int>(unit % call.heads);
   const std::int64_t sequence = unit / call.heads;
   const Flow<T, Direction> flow{call, head};
-  __shared__ Real decays[largest_segments];
+  using Norm = typename Config<T>::Norm;
+  __shared__ Norm decays[largest_segments];
   if (threadIdx.x < call.segments) {
     const Segment<Real> segment(call, sequence, threadIdx.x, call.chunks_per_segment);
-    Real decay = 1;
-    for (int x = segment.low; x < segment.high; ++x) decay *= call.gbar[(segment.first + x) * call.heads + head];
+    Norm decay = 1;
+    for (int x = segment.low; x < segment.high; ++x) {
+      const std::int64_t unit = (segment.first + x) * call.heads + head;
+      const Chunk chunk = call.chunks[segment.first + x];
+      const double b_last = call.b[call.vector(chunk, head) + chunk.length - 1];
+      decay *= flow.n_decay(call.gbar[unit], b_last, call.m_start[unit], call.m_end[unit]);
+    }
     decays[threadIdx.x] = decay;
   }
   __syncthreads();
   const std::int64_t element = blockIdx.x % element_blocks * static_cast<std::int64_t>(block_threads) + threadIdx.x;
   const std::int64_t matrix = static_cast<std::int64_t>(call.dqk) * call.padded_dhv();
   if (element >= matrix + call.dqk) return;
-  Real running = 0;
-  if (element >= matrix) {
-    if (flow.from_n().data != nullptr)
-      running = state_element<Real>(flow.from_n(), sequence, head, 0, element - matrix);
-  } else if (element % call.padded_dhv() < call.dhv && flow.from_C().data != nullptr) {
-    running =
-        state_element<Real>(flow.from_C(), sequence, head, element / call.padded_dhv(), element % call.padded_dhv());
-  }
   const Segment<Real> whole(call, sequence, 0, call.chunks_per_segment);
   const int used = (whole.chunks + call.chunks_per_segment - 1) / call.chunks_per_segment;
-  if (used == 0) segment_state(call, sequence, head, 0)[element] = running;
-  for (int s = 0; s < used; ++s) {
-    const int index = Direction == Time::forward ? s : used - 1 - s;
-    Real& total = segment_state(call, sequence, head, index)[element];
-    const Real sum = total;
-    total = running;
-    running = decays[index] * running + sum;
+  // totals(segment) is replaced by the sum of those before it, each decayed by what lies between.
+  const auto scan = [&](auto running, const auto& totals) {
+    if (used == 0) totals(0) = running;
+    for (int s = 0; s < used; ++s) {
+      const int index = Direction == Time::forward ? s : used - 1 - s;
+      const auto sum = totals(index);
+      totals(index) = running;
+      running = static_cast<decltype(running)>(decays[index]) * running + sum;
+    }
+  };
+  if (element >= matrix) {
+    const std::int64_t r = element - matrix;
+    Norm first = 0;
+    if (flow.from_n().data != nullptr) first = state_element<Real>(flow.from_n(), sequence, head, 0, r);
+    scan(first, [&](int index) -> Norm& { return segment_norm<T>(call, sequence, head, index)[r]; });
+  } else {
+    const std::int64_t r = element / call.padded_dhv(), c = element % call.padded_dhv();
+    Real first = 0;
+    if (c < call.dhv && flow.from_C().data != nullptr) first = state_element<Real>(flow.from_C(), sequence, head, r, c);
+    scan(first, [&](int index) -> Real& { return segment_state(call, sequence, head, index)[element]; });
   }
 }
 

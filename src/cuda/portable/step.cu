@@ -1,36 +1,11 @@
 // Stage `step`: tokens one after another on a state in place. The scalars of each token first (gates, m, n, 1 / den),
 // then the matrix state in tiles of columns at memory speed: every element read and written once per token.
 #include "cuda/launch.h"
-#include "cuda/portable/device.cuh"
+#include "cuda/portable/step.cuh"
 
 namespace tfla::cuda {
 
 namespace {
-
-constexpr int step_threads = 256;
-
-// The tokens and the state of one row of the batch.
-template <class Real>
-struct Row {
-  std::int64_t token;   // first token, in its row of the tensors
-  std::int64_t packed;  // tokens before it
-  int length;
-  int batch;
-  std::int64_t slot;
-
-  __device__ Row(const StepCall<Real>& step, std::int64_t index) {
-    const Call<Real>& call = step.call;
-    const std::int64_t start = sequence_start(call, index);
-    const bool dense = call.cu_seqlens == nullptr;
-    token = dense ? 0 : start;
-    packed = start;
-    length = static_cast<int>(max(sequence_start(call, index + 1) - start, static_cast<std::int64_t>(0)));
-    batch = dense ? static_cast<int>(index) : 0;
-    slot = step.slots == nullptr   ? index
-           : step.slots_are_64_bit ? static_cast<const std::int64_t*>(step.slots)[index]
-                                   : static_cast<const std::int32_t*>(step.slots)[index];
-  }
-};
 
 template <class T>
 __global__ void __launch_bounds__(block_threads) step_scalars_kernel(StepCall<typename Config<T>::Real> step) {
@@ -76,38 +51,6 @@ __global__ void __launch_bounds__(block_threads) step_scalars_kernel(StepCall<ty
   }
   if (threadIdx.x == 0) *m_state = static_cast<Real>(m);
 }
-
-// Four columns of a row of C.
-template <class Real>
-struct Piece {
-  static constexpr int size = 4;
-  Real x[size];
-
-  __device__ void load(const Real* from, int count, bool wide) {
-    if (wide) {
-#pragma unroll
-      for (int part = 0; part < static_cast<int>(sizeof(Real)); part += 4) {
-        reinterpret_cast<float4*>(x)[part / 4] = reinterpret_cast<const float4*>(from)[part / 4];
-      }
-    } else {
-#pragma unroll
-      for (int e = 0; e < size; ++e) x[e] = e < count ? from[e] : Real{0};
-    }
-  }
-  __device__ void store(Real* to, int count, bool wide) const {
-    if (wide) {
-#pragma unroll
-      for (int part = 0; part < static_cast<int>(sizeof(Real)); part += 4) {
-        reinterpret_cast<float4*>(to)[part / 4] = reinterpret_cast<const float4*>(x)[part / 4];
-      }
-    } else {
-#pragma unroll
-      for (int e = 0; e < size; ++e) {
-        if (e < count) to[e] = x[e];
-      }
-    }
-  }
-};
 
 // ColumnGroups threads side by side on a row, the others on rows below: 32 for long stretches of memory, 8 for more
 // blocks where there are few states.
@@ -207,11 +150,8 @@ void launch_step(const StepCall<typename Config<T>::Real>& step, cudaStream_t st
   const Call<Real>& call = step.call;
   const std::int64_t units = call.sequences * call.heads;
   if (units == 0) return;
-  const auto aligned = [](std::int64_t elements) {
-    return elements * static_cast<std::int64_t>(sizeof(Real)) % 16 == 0;
-  };
-  const bool wide = reinterpret_cast<std::uintptr_t>(step.C.data) % 16 == 0 && aligned(step.C.sequence) &&
-                    aligned(step.C.head) && aligned(step.C.row) && call.dhv % Piece<Real>::size == 0;
+  if (launch_step_cluster<T>(step, stream)) return;
+  const bool wide = state_is_wide(step);
   launch_blocks("step_scalars", step_scalars_kernel<T>, units, block_threads, 0, stream, step);
   const auto launch_state = [&](auto kernel, int column_groups) {
     const int width = column_groups * Piece<Real>::size;

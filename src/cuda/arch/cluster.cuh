@@ -1,0 +1,27 @@
+// Barriers of thread block clusters, and kernels that start before the previous one is done (sm_90 and newer). Older
+// GPUs are never asked for either.
+#pragma once
+
+namespace tfla::cuda::arch {
+
+// What this thread did before is seen by the others of the cluster after their wait.
+__device__ __forceinline__ void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+
+// The same, without making what was written before visible.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+}  // namespace tfla::cuda::arch

@@ -1,0 +1,90 @@
+// What the kernels of stage `step` share.
+#pragma once
+
+#include "cuda/portable/device.cuh"
+
+namespace tfla::cuda {
+
+inline constexpr int step_threads = 256;
+
+// The tokens and the state of one row of the batch.
+template <class Real>
+struct Row {
+  std::int64_t token;   // first token, in its row of the tensors
+  std::int64_t packed;  // tokens before it
+  int length;
+  int batch;
+  std::int64_t slot;
+
+  __device__ Row(const StepCall<Real>& step, std::int64_t index) {
+    const Call<Real>& call = step.call;
+    const std::int64_t start = sequence_start(call, index);
+    const bool dense = call.cu_seqlens == nullptr;
+    token = dense ? 0 : start;
+    packed = start;
+    length = static_cast<int>(max(sequence_start(call, index + 1) - start, static_cast<std::int64_t>(0)));
+    batch = dense ? static_cast<int>(index) : 0;
+    slot = step.slots == nullptr   ? index
+           : step.slots_are_64_bit ? static_cast<const std::int64_t*>(step.slots)[index]
+                                   : static_cast<const std::int32_t*>(step.slots)[index];
+  }
+};
+
+// Four columns of a row of C.
+template <class Real>
+struct Piece {
+  static constexpr int size = 4;
+  using Vector = std::conditional_t<sizeof(Real) == 4, float4, double2>;  // 16 bytes
+  static constexpr int lanes = 16 / sizeof(Real);
+  Real x[size];
+
+  __device__ __forceinline__ void load(const Real* from, int count, bool wide) {
+    if (wide) {
+#pragma unroll
+      for (int part = 0; part < size; part += lanes) {
+        const Vector vector = *reinterpret_cast<const Vector*>(from + part);
+        x[part] = vector.x;
+        x[part + 1] = vector.y;
+        if constexpr (lanes == 4) {
+          x[part + 2] = vector.z;
+          x[part + 3] = vector.w;
+        }
+      }
+    } else {
+#pragma unroll
+      for (int e = 0; e < size; ++e) x[e] = e < count ? from[e] : Real{0};
+    }
+  }
+  __device__ __forceinline__ void store(Real* to, int count, bool wide) const {
+    if (wide) {
+#pragma unroll
+      for (int part = 0; part < size; part += lanes) {
+        Vector vector;
+        vector.x = x[part];
+        vector.y = x[part + 1];
+        if constexpr (lanes == 4) {
+          vector.z = x[part + 2];
+          vector.w = x[part + 3];
+        }
+        *reinterpret_cast<Vector*>(to + part) = vector;
+      }
+    } else {
+#pragma unroll
+      for (int e = 0; e < size; ++e) {
+        if (e < count) to[e] = x[e];
+      }
+    }
+  }
+};
+
+// Whether C can be moved in pieces of 16 bytes.
+template <class Real>
+bool state_is_wide(const StepCall<Real>& step) {
+  const auto aligned = [](std::int64_t elements) {
+    return elements * static_cast<std::int64_t>(sizeof(Real)) % 16 == 0;
+  };
+  return reinterpret_cast<std::uintptr_t>(step.C.data) % 16 == 0 && aligned(step.C.sequence) && aligned(step.C.head) &&
+         aligned(step.C.row) && step.call.dhv % Piece<Real>::size == 0;
+}
+
+}  // namespace tfla::cuda

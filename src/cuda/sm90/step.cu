@@ -1,0 +1,232 @@
+// Stage `step` in one launch, for GPUs with thread block clusters (sm_90 and newer). The blocks that share a state form
+// a cluster: each reads n and m, works on its own columns of C, and the first writes the new n and m when all have read
+// the old ones. Everything of C that a block needs is on its way before the first gate is read.
+#include "cuda/launch.h"
+#include "cuda/portable/step.cuh"
+
+namespace tfla::cuda {
+
+namespace {
+
+constexpr int most_blocks = 8;  // in a cluster, on every GPU that has them
+
+template <class Real>
+struct TokenScalars {
+  Real decay, weight, inverse, m;
+};
+
+template <class Real>
+__device__ __forceinline__ Real step_log_sigmoid(Real x) {
+  return min(x, Real{0}) - log1p(exp(-fabs(x)));
+}
+
+// decay, weight, 1 / den and m of one token, by one warp. In float32 where the state is: the sum f + m is kept as two
+// numbers, so that large m cost no digits, and the chain that all blocks wait for is a third as long as in double.
+template <class T>
+__device__ TokenScalars<typename Config<T>::Real> token_scalars(const StepCall<typename Config<T>::Real>& step,
+                                                                const Row<typename Config<T>::Real>& row, int t,
+                                                                int head, const T* q, const T* k) {
+  using Real = typename Config<T>::Real;
+  const Call<Real>& call = step.call;
+  const Real* n = static_cast<const Real*>(step.n.data) + row.slot * step.n.sequence + head * step.n.head;
+  // All loads go out before anything waits: even lanes read the forget gate, odd ones the input gate.
+  const int lane = threadIdx.x % 32;
+  const bool odd = lane % 2 == 1;
+  const Real m = static_cast<const Real*>(step.m.data)[row.slot * step.m.sequence + head * step.m.head];
+  const Real gate = static_cast<Real>(
+      read_gate(odd ? call.i : call.f, odd ? call.i_type : call.f_type, row.batch, row.token + t, head));
+  double qn = 0, qk = 0;
+  if (call.normalized) {
+#pragma unroll 8
+    for (int r = lane; r < call.dqk; r += 32) {
+      const auto query = static_cast<double>(widen<Real>(q[r]));
+      qn += query * static_cast<double>(n[r]);
+      qk += query * static_cast<double>(widen<Real>(k[r]));
+    }
+  }
+  Real f = __shfl_sync(0xFFFFFFFFU, gate, 0), i = __shfl_sync(0xFFFFFFFFU, gate, 1);
+  if (call.capped) {
+    const auto cap = static_cast<Real>(call.cap);
+    f = cap * tanh(f / cap);
+    i = cap * tanh(i / cap);
+  }
+  f = step_log_sigmoid(f);
+  if (f < static_cast<Real>(least_log_forget)) f = static_cast<Real>(least_log_forget);
+  if (!call.exponential) i = step_log_sigmoid(i);
+  const Real sum = f + m, part = sum - m;
+  const Real rest = (f - part) + (m - (sum - part));  // sum + rest is f + m exactly
+  const Real next = call.exponential ? max(sum, i) : Real{0};
+  const Real decay = exp((sum - next) + rest), weight = exp(i - next);
+  Real inverse = 1;
+  if (call.normalized) {
+    double product = call.scale * (static_cast<double>(decay) * qn + static_cast<double>(weight) * qk);
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) product += __shfl_xor_sync(0xFFFFFFFFU, product, offset);
+    inverse = Denominator<Real>(static_cast<Real>(product), next, call.eps).inverse;
+  }
+  return {decay, weight, inverse, next};
+}
+
+// A block's part of the state: ColumnGroups threads side by side on a row of C, four columns each, the others on the
+// rows below. Each thread has `Ahead` rows on their way while it works on as many.
+template <int ColumnGroups, int Ahead, int Blocks>
+struct StepTile {
+  static constexpr int column_groups = ColumnGroups;
+  static constexpr int ahead = Ahead;
+  static constexpr int blocks = Blocks;  // on a multiprocessor
+};
+
+template <class T, class Tile>
+__global__ void __launch_bounds__(step_threads, sizeof(typename Config<T>::Real) == 4 ? Tile::blocks : 1)
+    step_cluster_kernel(StepCall<typename Config<T>::Real> step, int column_tiles) {
+  using Real = typename Config<T>::Real;
+  constexpr int piece = Piece<Real>::size;
+  constexpr int ColumnGroups = Tile::column_groups;
+  constexpr int width = ColumnGroups * piece;
+  constexpr int row_groups = step_threads / ColumnGroups;
+  constexpr int ahead = Tile::ahead;
+  const Call<Real>& call = step.call;
+  const int tile = static_cast<int>(blockIdx.x % column_tiles);
+  const unsigned unit = blockIdx.x / column_tiles;
+  const int head = static_cast<int>(unit % call.heads);
+  const Row<Real> row(step, unit / call.heads);
+  // The host cannot see slots: a bad one is left alone, by all blocks of the cluster.
+  if (row.slot < 0 || row.slot >= step.states) return;
+  const int column = tile * width + threadIdx.x % ColumnGroups * piece;
+  const int rows = column < call.dhv ? call.dqk : 0;
+  const int first = threadIdx.x / ColumnGroups;
+  constexpr int most_parts = step_threads / (ColumnGroups > 32 ? ColumnGroups : 32);
+  Real* C = static_cast<Real*>(step.C.data) + row.slot * step.C.sequence + head * step.C.head + column;
+  __shared__ Real sums[most_parts][width];
+  __shared__ TokenScalars<Real> scalars;
+
+  for (int t = 0; t < row.length; ++t) {
+    const T* q = row_of<T>(call.q, row.batch, row.token + t, head / call.group);
+    const T* k = row_of<T>(call.k, row.batch, row.token + t, head / call.group);
+    const T* v = row_of<T>(call.v, row.batch, row.token + t, head) + column;
+    Piece<Real> coming[ahead];
+    T coming_q[ahead], coming_k[ahead];
+    const auto load = [&](int base) {
+#pragma unroll
+      for (int x = 0; x < ahead; ++x) {
+        const int r = base + x * row_groups;
+        if (r >= rows) continue;
+        coming[x].load(C + r * step.C.row, piece, true);
+        coming_q[x] = q[r];
+        coming_k[x] = k[r];
+      }
+    };
+    load(first);
+    if (threadIdx.x < 32) {
+      const TokenScalars<Real> own = token_scalars<T>(step, row, t, head, q, k);
+      if (threadIdx.x == 0) scalars = own;
+    }
+    Real value[piece], out[piece] = {};
+#pragma unroll
+    for (int e = 0; e < piece; ++e) value[e] = rows > 0 ? widen<Real>(v[e]) : Real{0};
+    __syncthreads();
+    arch::cluster_arrive_relaxed();  // this block has read n and m
+    const TokenScalars<Real> own = scalars;
+    for (int base = first; base < rows; base += ahead * row_groups) {
+      Piece<Real> here[ahead];
+      Real query[ahead], input[ahead];
+#pragma unroll
+      for (int x = 0; x < ahead; ++x) {
+        here[x] = coming[x];
+        query[x] = widen<Real>(coming_q[x]);
+        input[x] = own.weight * widen<Real>(coming_k[x]);
+      }
+      load(base + ahead * row_groups);
+#pragma unroll
+      for (int x = 0; x < ahead; ++x) {
+        const int r = base + x * row_groups;
+        if (r >= rows) continue;
+#pragma unroll
+        for (int e = 0; e < piece; ++e) {
+          here[x].x[e] = own.decay * here[x].x[e] + input[x] * value[e];
+          out[e] += query[x] * here[x].x[e];
+        }
+        here[x].store(C + r * step.C.row, piece, true);
+      }
+    }
+    // Sums over the rows: inside the warp where it has several, then over the parts.
+#pragma unroll
+    for (int e = 0; e < piece; ++e) {
+#pragma unroll
+      for (int offset = ColumnGroups; offset < 32; offset *= 2) out[e] += __shfl_xor_sync(0xFFFFFFFFU, out[e], offset);
+      if (ColumnGroups >= 32 || threadIdx.x % 32 < ColumnGroups)
+        sums[threadIdx.x / max(ColumnGroups, 32)][threadIdx.x % ColumnGroups * piece + e] = out[e];
+    }
+    __syncthreads();
+    for (int c = threadIdx.x; c < min(width, call.dhv - tile * width); c += step_threads) {
+      Real total = 0;
+      for (const auto& part : sums) total += part[c];
+      row_of<T>(call.h, row.batch, row.token + t, head)[tile * width + c] =
+          narrow<T>(static_cast<Real>(call.scale) * total * own.inverse);
+    }
+    Real* n = static_cast<Real*>(step.n.data) + row.slot * step.n.sequence + head * step.n.head;
+    const bool has_n = tile == 0 && threadIdx.x < call.dqk;
+    const Real first_n = has_n ? own.decay * n[threadIdx.x] + own.weight * widen<Real>(k[threadIdx.x]) : Real{0};
+    arch::cluster_wait();  // every block has read n and m
+    if (tile == 0) {
+      if (has_n) n[threadIdx.x] = first_n;
+      for (int r = threadIdx.x + step_threads; r < call.dqk; r += step_threads)
+        n[r] = own.decay * n[r] + own.weight * widen<Real>(k[r]);
+      if (threadIdx.x == 0) static_cast<Real*>(step.m.data)[row.slot * step.m.sequence + head * step.m.head] = own.m;
+    }
+    if (t + 1 < row.length) {
+      arch::cluster_arrive();
+      arch::cluster_wait();  // the new n and m are there
+    }
+  }
+}
+
+bool has_clusters() {
+  int device = 0, major = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
+  return major >= 9;
+}
+
+// False where one cluster cannot have tiles for all of dhv.
+template <class Tile, class T>
+bool launch(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream) {
+  using Real = typename Config<T>::Real;
+  constexpr int width = Tile::column_groups * Piece<Real>::size;
+  const int tiles = (step.call.dhv + width - 1) / width;
+  if (tiles > most_blocks) return false;
+  const auto kernel = step_cluster_kernel<T, Tile>;
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(tiles), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = {static_cast<unsigned>(step.call.sequences * step.call.heads * tiles), 1, 1};
+  config.blockDim = {step_threads, 1, 1};
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  check(cudaLaunchKernelEx(&config, kernel, step, tiles), "step_cluster");
+  return true;
+}
+
+}  // namespace
+
+template <class T>
+bool launch_step_cluster(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream) {
+  if (!has_clusters() || !state_is_wide(step)) return false;
+  // H200, 8 heads 256/512: few states take 5.3 us in narrow tiles with many rows on their way, 8.6 in wide ones; many
+  // states 3.9 TB/s in wide tiles, of which more fit onto a multiprocessor, 3.4 in narrow ones.
+  constexpr std::int64_t few = 32;
+  if (step.call.sequences * step.call.heads <= few && launch<StepTile<16, 4, 2>, T>(step, stream)) return true;
+  return launch<StepTile<32, 2, 5>, T>(step, stream);
+}
+
+#define TFLA_INSTANTIATE(T) \
+  template bool launch_step_cluster<T>(const StepCall<typename Config<T>::Real>&, cudaStream_t)
+TFLA_INSTANTIATE(__nv_bfloat16);
+TFLA_INSTANTIATE(__half);
+TFLA_INSTANTIATE(float);
+TFLA_INSTANTIATE(double);
+#undef TFLA_INSTANTIATE
+
+}  // namespace tfla::cuda
