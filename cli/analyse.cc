@@ -34,7 +34,7 @@ analysis::Accelerator measure_here() {
   constexpr double min_time = 0.3;
   constexpr std::size_t bytes = std::size_t{256} << 20;
   const int threads = resolved_threads({});
-  const Copy copy(bytes, threads);
+  const Copy copy(bytes, threads, Device::cpu);
   const double seconds = measure({[&copy] { copy(); }}, min_time).front().median;
   return {.name = here,
           .year = 0,

@@ -6,6 +6,8 @@
 #include <memory>
 
 #include "commands.h"
+#include "cuda/record.h"
+#include "cuda/run.h"
 #include "report.h"
 #include "table.h"
 
@@ -22,7 +24,8 @@ constexpr const char* examples =
     "  tfla bench --op forward --tokens 2048,8192,32768 --formulation chunkwise --gemm\n"
     "  tfla bench --shape 4,4096,16,128,128 --dtype bfloat16 --op training --formulation chunkwise\n"
     "  tfla bench --op step --threads 2 --json step.json               decoding against the copy bandwidth\n"
-    "  tfla bench --op forward --formulation chunkwise --chunk 512     another chunk size than the plan's";
+    "  tfla bench --op forward --formulation chunkwise --chunk 512     another chunk size than the plan's\n"
+    "  tfla bench --device cuda --dtype bfloat16 --formulation chunkwise --shape 8,8192,16,128,256";
 
 void parse_operation(BenchOptions& options, const std::string& option, const std::string& text) {
   const std::size_t choice = parse_word(option, text, {"forward", "training", "step", "all"});
@@ -34,13 +37,16 @@ void parse_operation(BenchOptions& options, const std::string& option, const std
 int bench(BenchOptions options) {
   constexpr double usual_min_time = 0.5;
   constexpr double quick_min_time = 0.1;
-  if (options.common.execution.device != Device::cpu) throw UsageError("tfla: --device was 'cuda'; bench takes cpu");
+  const bool on_gpu = options.common.execution.device == Device::cuda;
+  if (on_gpu) cuda::check_available();
+  if (on_gpu && options.gemm) throw UsageError("tfla: --gemm times the BLAS of the CPU; it takes --device cpu");
   if (options.min_time == 0) options.min_time = options.quick ? quick_min_time : usual_min_time;
   const int threads = resolved_threads(options.common.execution);
   JsonFile file(options.json);
   const BenchResult result = run_bench(options);
-  fmt::print("tfla {} on {}, {} thread{}\n\n{}", version(), cpu_model(), threads, threads == 1 ? "" : "s",
-             to_text(result, use_color(stdout)));
+  const std::string where =
+      on_gpu ? cuda::device_name() : fmt::format("{}, {} thread{}", cpu_model(), threads, threads == 1 ? "" : "s");
+  fmt::print("tfla {} on {}\n\n{}", version(), where, to_text(result, use_color(stdout)));
   nlohmann::ordered_json report = describe_run(options.common.execution.device, threads);
   report.update(to_json(result));
   file.write(report);

@@ -37,7 +37,7 @@ struct SequenceRow {
   Formulation formulation = Formulation::chunkwise;
   std::vector<Plan> plans;  // forward, then backward
   Timing timing;
-  std::size_t scratch_bytes = 0;  // the larger of the plans': they may share it
+  std::size_t scratch_bytes = 0;  // the larger of the plans', which may share it, and what forward saves for backward
   std::size_t tensor_bytes = 0;   // inputs and outputs
   double error_h = 0;             // relative, against float64, on a short sequence
 };

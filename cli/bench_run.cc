@@ -2,10 +2,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
+#include <optional>
 #include <tuple>
 
 #include "bench.h"
+#include "cuda/record.h"
+#include "cuda/run.h"
 #include "progress.h"
 #include "reference/harness.h"
 #include "report.h"
@@ -16,7 +20,7 @@ namespace {
 
 const std::vector<std::int64_t> usual_tokens = {512, 1024, 2048, 4096, 8192};
 const std::vector<std::int64_t> quick_tokens = {512, 1024, 2048, 4096};
-const std::vector<std::int64_t> step_batches = {1, 4, 16, 64};
+const std::vector<std::int64_t> step_batches = {1, 4, 16, 64}, gpu_step_batches = {1, 8, 64, 256};
 
 struct Variant {
   bool training;
@@ -58,7 +62,7 @@ std::vector<MlstmShape> sequence_shapes(const BenchOptions& options) {
 std::vector<MlstmShape> step_shapes(const BenchOptions& options) {
   if (options.shape && !options.forward && !options.training) return {*options.shape};
   std::vector<MlstmShape> shapes;
-  for (std::int64_t batch : step_batches) {
+  for (std::int64_t batch : options.common.execution.device == Device::cuda ? gpu_step_batches : step_batches) {
     MlstmShape shape;
     shape.batch = batch;
     shape.heads = shape.qk_heads = 8;
@@ -75,6 +79,8 @@ MlstmOptions mlstm_options(const BenchOptions& options, InputGate gate, Formulat
   out.gate = gate;
   out.formulation = formulation;
   out.chunk_size = options.common.chunk;
+  // On a GPU, training is fastest with the states of forward at hand, and takes no more memory at its peak.
+  out.keep_states = options.common.execution.device == Device::cuda && options.training;
   return out;
 }
 
@@ -87,6 +93,7 @@ double error_of_h(MlstmShape shape, const MlstmOptions& options, const Execution
   description.regime = reference::Regime::trained_like;
   description.shape = shape;
   description.options = options;
+  description.device = execution.device;
   reference::Problem problem(description);
   forward(problem.forward(), execution);
   const reference::Judge judge(problem, false);
@@ -96,41 +103,66 @@ double error_of_h(MlstmShape shape, const MlstmOptions& options, const Execution
   throw std::logic_error("tfla: the reference judged no h");
 }
 
+// Times call(stream), and `other` in turn with it where there is one. On a GPU the call is recorded and replayed: what
+// remains is the time of its kernels.
+std::vector<Timing> time_calls(const std::function<void(void*)>& call, Device device, double min_time,
+                               const std::function<void()>& other) {
+  std::optional<cuda::Recording> recorded;
+  std::vector<std::function<void()>> calls = {[&] { call(nullptr); }};
+  if (device == Device::cuda) {
+    recorded.emplace(call);
+    calls[0] = [&] { recorded->replay(); };
+  }
+  if (other) calls.push_back(other);
+  return measure(calls, min_time, [device] {
+    if (device == Device::cuda) cuda::synchronize();
+  });
+}
+
 SequenceRow time_sequence(const Workload& workload, const Variant& variant, const BenchOptions& options) {
   const MlstmOptions mlstm = mlstm_options(options, variant.gate, variant.formulation);
   SequenceRow row;
   row.training = variant.training;
   row.gate = variant.gate;
   row.formulation = variant.formulation;
-  const MlstmForward forward_args = workload.forward(mlstm);
-  row.plans.push_back(plan(forward_args, options.common.execution));
+  const Execution& execution = options.common.execution;
+  MlstmForward forward_args = workload.forward(mlstm);
+  row.plans.push_back(plan(forward_args, execution));
   MlstmBackward backward_args;
   if (variant.training) {
     backward_args = workload.backward(mlstm);
-    row.plans.push_back(plan(backward_args, options.common.execution));
+    row.plans.push_back(plan(backward_args, execution));
   }
+  const Buffer saved(row.plans.front().saved_bytes, execution.device);
+  forward_args.saved = saved.span();
+  backward_args.saved = saved.span();
   for (const Plan& item : row.plans) row.scratch_bytes = std::max(row.scratch_bytes, item.scratch_bytes);
   row.tensor_bytes = workload.bytes(variant.training);
-  const Buffer scratch(row.scratch_bytes);
-  const auto call = [&] {
-    forward(forward_args, row.plans.front(), scratch.span());
-    if (variant.training) backward(backward_args, row.plans.back(), scratch.span());
+  const Buffer scratch(row.scratch_bytes, execution.device);
+  const auto call = [&](void* stream) {
+    forward(forward_args, row.plans.front(), scratch.span(), stream);
+    if (variant.training) backward(backward_args, row.plans.back(), scratch.span(), stream);
   };
-  row.timing = measure({call}, options.min_time).front();
+  row.timing = time_calls(call, execution.device, options.min_time, {}).front();
+  row.scratch_bytes += saved.size();
   return row;
 }
 
 StepRow time_step(const MlstmShape& shape, InputGate gate, const BenchOptions& options) {
-  const StepWorkload workload(shape);
+  const Device device = options.common.execution.device;
+  const StepWorkload workload(shape, device);
   const MlstmStep args = workload.step(mlstm_options(options, gate, Formulation::chunkwise));
   StepRow row;
   row.gate = gate;
   row.plan = plan(args, options.common.execution);
-  const Buffer scratch(row.plan.scratch_bytes);
-  const Copy copy(workload.state_bytes(), row.plan.threads);
-  const auto call = [&] { step(args, row.plan, scratch.span()); };
-  const std::vector<Timing> timings = measure({call, [&copy] { copy(); }}, options.min_time);
-  row.timing = timings[0];
+  const Buffer scratch(row.plan.scratch_bytes, device);
+  const Copy copy(workload.state_bytes(), row.plan.threads, device);
+  const int together = device == Device::cuda ? 20 : 1;  // a single step is shorter than the launch of a recording
+  const auto call = [&](void* stream) {
+    for (int x = 0; x < together; ++x) step(args, row.plan, scratch.span(), stream);
+  };
+  const std::vector<Timing> timings = time_calls(call, device, options.min_time, [&copy] { copy(); });
+  row.timing = timings[0].per(together);
   row.copy = timings[1];
   row.traffic = 2.0 * static_cast<double>(workload.state_bytes());
   row.copy_traffic = copy.traffic();
@@ -174,7 +206,7 @@ BenchResult run_bench(const BenchOptions& options) {
   for (DType dtype : options.dtypes) {
     for (MlstmShape shape : shapes) {
       set_dtype(shape, dtype);
-      const Workload workload(shape, options.training);
+      const Workload workload(shape, options.training, options.common.execution.device);
       for (const Variant& variant : variants) {
         progress.start(fmt::format("{} {} {} {} T {}", variant.training ? "training" : "forward", name(variant.gate),
                                    tfla::name(dtype), name(variant.formulation), shape.tokens));

@@ -37,7 +37,8 @@ struct Variant {
 };
 constexpr std::array variants = {
     Variant{InputGate::exponential, Normalizer::max}, Variant{InputGate::exponential, Normalizer::none},
-    Variant{InputGate::sigmoid, Normalizer::none}, Variant{InputGate::sigmoid, Normalizer::max}};
+    Variant{InputGate::sigmoid, Normalizer::none}, Variant{InputGate::sigmoid, Normalizer::max},
+    Variant{InputGate::log, Normalizer::none}};
 
 struct CheckOptions {
   CommonOptions common;
@@ -75,9 +76,8 @@ struct Checked {
   nlohmann::ordered_json errors = nlohmann::ordered_json::array();
 };
 
-const char* variant_name(const Variant& variant) {
-  if (variant.gate == InputGate::exponential) return variant.normalizer == Normalizer::max ? "exp/max" : "exp/none";
-  return variant.normalizer == Normalizer::max ? "sig/max" : "sig/none";
+std::string variant_name(const Variant& variant) {
+  return fmt::format("{}/{}", name(variant.gate), name(variant.normalizer));
 }
 
 // A chunk that divides nothing, so that states cross many uneven boundaries, besides the plan's own choice.

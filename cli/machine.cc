@@ -31,11 +31,19 @@ Operands random_operands(int worker) {
 
 }  // namespace
 
-Copy::Copy(std::size_t bytes, int threads) : from_(bytes), to_(bytes), threads_(threads) {
-  std::memset(from_.data(), 1, bytes);
+Copy::Copy(std::size_t bytes, int threads, Device device)
+    : from_(bytes, device), to_(bytes, device), threads_(threads) {
+  if (device == Device::cuda)
+    recorded_.emplace([&](void* stream) { cuda::copy_on(stream, to_.data(), from_.data(), bytes); });
+  else
+    std::memset(from_.data(), 1, bytes);
 }
 
 void Copy::operator()() const {
+  if (recorded_) {
+    recorded_->replay();
+    return;
+  }
   const auto parts = static_cast<std::size_t>(threads_);
   cpu::parallel_for(threads_, threads_, [&](std::int64_t unit, int) {
     const auto part = static_cast<std::size_t>(unit);

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 
+#include "cuda/record.h"
 #include "workload.h"
 
 namespace tfla::cli {
@@ -11,7 +13,7 @@ namespace tfla::cli {
 // Copies `bytes` bytes, an equal part on each thread.
 class Copy {
  public:
-  Copy(std::size_t bytes, int threads);
+  Copy(std::size_t bytes, int threads, Device device);
   void operator()() const;
   [[nodiscard]] double traffic() const { return 2.0 * static_cast<double>(from_.size()); }  // read + written
 
@@ -19,6 +21,7 @@ class Copy {
   Buffer from_;
   Buffer to_;
   int threads_;
+  std::optional<cuda::Recording> recorded_;  // on a GPU
 };
 
 struct ProductRate {

@@ -14,19 +14,23 @@ constexpr int fewest_rounds = 5;
 constexpr int fewest_slow_rounds = 3;  // when a single call takes longer than the whole time asked for
 constexpr int most_calls_per_sample = 100000;
 
-double seconds_of(const std::function<void()>& call, int times) {
+using Call = std::function<void()>;
+
+double seconds_of(const Call& call, const Call& finish, int times) {
+  finish();
   const auto begin = Clock::now();
   for (int x = 0; x < times; ++x) call();
+  finish();
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
 // Warms caches and threads up, and finds how many calls fill a sample. The first call may be slower than all others;
 // one that is longer than the time asked for needs no second to know that a sample is one call.
-int warm_up(const std::function<void()>& call, double min_time) {
-  double once = seconds_of(call, 1);
-  if (once < min_time) once = seconds_of(call, 1);
+int warm_up(const Call& call, const Call& finish, double min_time) {
+  double once = seconds_of(call, finish, 1);
+  if (once < min_time) once = seconds_of(call, finish, 1);
   for (double spent = once; spent < min_time / 10;) {
-    const double seconds = seconds_of(call, 1);
+    const double seconds = seconds_of(call, finish, 1);
     once = std::min(once, seconds);
     spent += seconds;
   }
@@ -59,9 +63,9 @@ nlohmann::ordered_json to_json(const Timing& timing) {
           {"fastest", timing.fastest}, {"samples", timing.samples},      {"calls_per_sample", timing.calls_per_sample}};
 }
 
-std::vector<Timing> measure(const std::vector<std::function<void()>>& calls, double min_time) {
+std::vector<Timing> measure(const std::vector<Call>& calls, double min_time, const Call& finish) {
   std::vector<int> per_sample;
-  for (const auto& call : calls) per_sample.push_back(warm_up(call, min_time));
+  for (const auto& call : calls) per_sample.push_back(warm_up(call, finish, min_time));
   std::vector<std::vector<double>> samples(calls.size());
   const double wanted = min_time * static_cast<double>(calls.size());
   double spent = 0;
@@ -71,7 +75,7 @@ std::vector<Timing> measure(const std::vector<std::function<void()>>& calls, dou
     for (std::size_t x = 0; x < calls.size(); ++x) {
       // Another call has just had the caches: one untimed call takes them back.
       if (calls.size() > 1) calls[x]();
-      const double seconds = seconds_of(calls[x], per_sample[x]);
+      const double seconds = seconds_of(calls[x], finish, per_sample[x]);
       samples[x].push_back(seconds / per_sample[x]);
       spent += seconds;
     }

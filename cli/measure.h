@@ -15,6 +15,11 @@ struct Timing {
   int samples = 0;
   int calls_per_sample = 1;
 
+  // Of one of several calls that were timed as one.
+  [[nodiscard]] Timing per(int calls) const {
+    return {median / calls, lower / calls, upper / calls, fastest / calls, samples, calls_per_sample * calls};
+  }
+
   // The interquartile range as a share of the median.
   [[nodiscard]] double spread() const { return (upper - lower) / median; }
 };
@@ -22,7 +27,8 @@ struct Timing {
 [[nodiscard]] nlohmann::ordered_json to_json(const Timing& timing);
 
 // Times each of the calls for at least `min_time` seconds, taking their samples in turn, so that whatever else the
-// machine does in the meantime meets all of them.
-[[nodiscard]] std::vector<Timing> measure(const std::vector<std::function<void()>>& calls, double min_time);
+// machine does in the meantime meets all of them. finish() waits for calls that return before they are done.
+[[nodiscard]] std::vector<Timing> measure(
+    const std::vector<std::function<void()>>& calls, double min_time, const std::function<void()>& finish = [] {});
 
 }  // namespace tfla::cli

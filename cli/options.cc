@@ -162,7 +162,14 @@ void set_dtype(MlstmShape& shape, DType dtype) {
   shape.gate_dtype = dtype == DType::float64 ? DType::float64 : DType::float32;
 }
 
-const char* name(InputGate gate) { return gate == InputGate::exponential ? "exp" : "sig"; }
+const char* name(InputGate gate) {
+  switch (gate) {
+    case InputGate::exponential: return "exp";
+    case InputGate::sigmoid: return "sig";
+    case InputGate::log: return "log";
+  }
+  return "unknown";
+}
 
 const char* name(Normalizer normalizer) {
   switch (normalizer) {

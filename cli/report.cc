@@ -8,6 +8,7 @@
 #include <string>
 #include <thread>
 
+#include "cuda/record.h"
 #include "options.h"
 
 namespace tfla::cli {
@@ -52,6 +53,7 @@ nlohmann::ordered_json to_json(const Plan& plan) {
           {"span", plan.span},
           {"fused", plan.fused()},
           {"scratch_bytes", plan.scratch_bytes},
+          {"saved_bytes", plan.saved_bytes},
           {"flops", plan.flops},
           {"useful_flops", plan.useful_flops},
           {"bytes", plan.bytes}};
@@ -59,13 +61,15 @@ nlohmann::ordered_json to_json(const Plan& plan) {
 
 nlohmann::ordered_json describe_run(Device device, int threads) {
   const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
-  return {{"tfla", version()},
-          {"date", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(now))},
-          {"device", name(device)},
-          {"cpu", cpu_model()},
-          {"cores", std::thread::hardware_concurrency()},
-          {"compiler", compiler()},
-          {"threads", threads}};
+  nlohmann::ordered_json run = {{"tfla", version()},
+                                {"date", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(now))},
+                                {"device", name(device)},
+                                {"cpu", cpu_model()},
+                                {"cores", std::thread::hardware_concurrency()},
+                                {"compiler", compiler()},
+                                {"threads", threads}};
+  if (device == Device::cuda) run["gpu"] = cuda::device_name();
+  return run;
 }
 
 std::string cpu_model() {

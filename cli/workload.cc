@@ -4,6 +4,8 @@
 #include <cstring>
 #include <new>
 
+#include "cuda/record.h"
+#include "cuda/run.h"
 #include "reference/regimes.h"
 #include "reference/values.h"
 
@@ -24,13 +26,16 @@ constexpr Normal forget_gate = {4.5, 1};
 
 std::size_t bytes_of(DType dtype, std::int64_t count) { return static_cast<std::size_t>(item_size(dtype) * count); }
 
-Buffer filled(DType dtype, std::int64_t count, Stream stream, Normal law) {
+Buffer filled(DType dtype, std::int64_t count, Stream stream, Normal law, Device device) {
   Buffer buffer(bytes_of(dtype, count));
 #pragma omp parallel for schedule(static)
   for (std::int64_t x = 0; x < count; ++x) {
     reference::store(buffer.data(), dtype, x, law.mean + law.deviation * reference::normal(seed, stream, x));
   }
-  return buffer;
+  if (device == Device::cpu) return buffer;
+  Buffer there(buffer.size(), device);
+  cuda::copy(there.data(), buffer.data(), buffer.size());
+  return there;
 }
 
 struct Counts {
@@ -67,29 +72,38 @@ DType state_dtype(const MlstmShape& shape) { return shape.dtype == DType::float6
 
 }  // namespace
 
-void Buffer::Free::operator()(std::byte* memory) const { std::free(memory); }
+void Buffer::Free::operator()(std::byte* memory) const {
+  if (device == Device::cuda)
+    cuda::release(memory, nullptr);
+  else
+    std::free(memory);
+}
 
-Buffer::Buffer(std::size_t bytes) : bytes_(bytes) {
+Buffer::Buffer(std::size_t bytes, Device device) : data_(nullptr, Free{device}), bytes_(bytes) {
+  if (device == Device::cuda) {
+    data_.reset(cuda::allocate(bytes, nullptr));
+    return;
+  }
   const std::size_t rounded = (bytes / scratch_alignment + 1) * scratch_alignment;
   data_.reset(static_cast<std::byte*>(std::aligned_alloc(scratch_alignment, rounded)));
   if (data_ == nullptr) throw std::bad_alloc();
   std::memset(data_.get(), 0, rounded);
 }
 
-Workload::Workload(const MlstmShape& shape, bool with_backward)
+Workload::Workload(const MlstmShape& shape, bool with_backward, Device device)
     : shape_(shape),
-      q_(filled(shape.dtype, counts(shape).qk, Stream::q, standard)),
-      k_(filled(shape.dtype, counts(shape).qk, Stream::k, standard)),
-      v_(filled(shape.dtype, counts(shape).v, Stream::v, standard)),
-      i_(filled(shape.gate_dtype, counts(shape).gate, Stream::i, input_gate)),
-      f_(filled(shape.gate_dtype, counts(shape).gate, Stream::f, forget_gate)),
-      h_(bytes_of(shape.dtype, counts(shape).v)),
-      dh_(with_backward ? filled(shape.dtype, counts(shape).v, Stream::dh, standard) : Buffer(0)),
-      dq_(with_backward ? q_.size() : 0),
-      dk_(with_backward ? k_.size() : 0),
-      dv_(with_backward ? v_.size() : 0),
-      di_(with_backward ? i_.size() : 0),
-      df_(with_backward ? f_.size() : 0) {}
+      q_(filled(shape.dtype, counts(shape).qk, Stream::q, standard, device)),
+      k_(filled(shape.dtype, counts(shape).qk, Stream::k, standard, device)),
+      v_(filled(shape.dtype, counts(shape).v, Stream::v, standard, device)),
+      i_(filled(shape.gate_dtype, counts(shape).gate, Stream::i, input_gate, device)),
+      f_(filled(shape.gate_dtype, counts(shape).gate, Stream::f, forget_gate, device)),
+      h_(bytes_of(shape.dtype, counts(shape).v), device),
+      dh_(with_backward ? filled(shape.dtype, counts(shape).v, Stream::dh, standard, device) : Buffer(0, device)),
+      dq_(with_backward ? q_.size() : 0, device),
+      dk_(with_backward ? k_.size() : 0, device),
+      dv_(with_backward ? v_.size() : 0, device),
+      di_(with_backward ? i_.size() : 0, device),
+      df_(with_backward ? f_.size() : 0, device) {}
 
 MlstmForward Workload::forward(const MlstmOptions& options) const {
   return {.q = qk_view(shape_, q_),
@@ -121,17 +135,17 @@ std::size_t Workload::bytes(bool with_backward) const {
   return inputs + h_.size() + (with_backward ? inputs + h_.size() : 0);  // dh and one gradient per input
 }
 
-StepWorkload::StepWorkload(const MlstmShape& shape)
+StepWorkload::StepWorkload(const MlstmShape& shape, Device device)
     : shape_(shape),
-      q_(filled(shape.dtype, counts(shape).qk, Stream::q, standard)),
-      k_(filled(shape.dtype, counts(shape).qk, Stream::k, standard)),
-      v_(filled(shape.dtype, counts(shape).v, Stream::v, standard)),
-      i_(filled(shape.gate_dtype, counts(shape).gate, Stream::i, input_gate)),
-      f_(filled(shape.gate_dtype, counts(shape).gate, Stream::f, forget_gate)),
-      h_(bytes_of(shape.dtype, counts(shape).v)),
-      C_(filled(state_dtype(shape), shape.batch * shape.heads * shape.dqk * shape.dhv, Stream::C0, standard)),
-      n_(filled(state_dtype(shape), shape.batch * shape.heads * shape.dqk, Stream::n0, standard)),
-      m_(bytes_of(state_dtype(shape), shape.batch * shape.heads)) {}
+      q_(filled(shape.dtype, counts(shape).qk, Stream::q, standard, device)),
+      k_(filled(shape.dtype, counts(shape).qk, Stream::k, standard, device)),
+      v_(filled(shape.dtype, counts(shape).v, Stream::v, standard, device)),
+      i_(filled(shape.gate_dtype, counts(shape).gate, Stream::i, input_gate, device)),
+      f_(filled(shape.gate_dtype, counts(shape).gate, Stream::f, forget_gate, device)),
+      h_(bytes_of(shape.dtype, counts(shape).v), device),
+      C_(filled(state_dtype(shape), shape.batch * shape.heads * shape.dqk * shape.dhv, Stream::C0, standard, device)),
+      n_(filled(state_dtype(shape), shape.batch * shape.heads * shape.dqk, Stream::n0, standard, device)),
+      m_(filled(state_dtype(shape), shape.batch * shape.heads, Stream::m0, standard, device)) {}
 
 MlstmStep StepWorkload::step(const MlstmOptions& options) const {
   const MlstmShape& s = shape_;

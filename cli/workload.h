@@ -10,16 +10,17 @@
 
 namespace tfla::cli {
 
-// Aligned memory, written once so that no page is mapped while something is timed.
+// Aligned memory of a device, written once so that no page is mapped while something is timed.
 class Buffer {
  public:
-  explicit Buffer(std::size_t bytes);
+  explicit Buffer(std::size_t bytes, Device device = Device::cpu);
   [[nodiscard]] std::byte* data() const { return data_.get(); }
   [[nodiscard]] std::size_t size() const { return bytes_; }
   [[nodiscard]] std::span<std::byte> span() const { return {data_.get(), bytes_}; }
 
  private:
   struct Free {
+    Device device = Device::cpu;
     void operator()(std::byte* memory) const;
   };
   std::unique_ptr<std::byte, Free> data_;
@@ -30,7 +31,7 @@ class Buffer {
 // trained layer: i from N(-4, 1), f from N(4.5, 1).
 class Workload {
  public:
-  Workload(const MlstmShape& shape, bool with_backward);
+  Workload(const MlstmShape& shape, bool with_backward, Device device);
   [[nodiscard]] MlstmForward forward(const MlstmOptions& options) const;
   [[nodiscard]] MlstmBackward backward(const MlstmOptions& options) const;
   [[nodiscard]] std::size_t bytes(bool with_backward) const;  // of all inputs and outputs
@@ -44,7 +45,7 @@ class Workload {
 // The tensors of a step, its state included.
 class StepWorkload {
  public:
-  explicit StepWorkload(const MlstmShape& shape);
+  StepWorkload(const MlstmShape& shape, Device device);
   [[nodiscard]] MlstmStep step(const MlstmOptions& options) const;
   [[nodiscard]] std::size_t state_bytes() const { return C_.size() + n_.size(); }
 

@@ -25,7 +25,8 @@ struct Variant {
 constexpr Variant variants[] = {{InputGate::exponential, Normalizer::max},
                                 {InputGate::sigmoid, Normalizer::none},
                                 {InputGate::sigmoid, Normalizer::max},
-                                {InputGate::exponential, Normalizer::none}};
+                                {InputGate::exponential, Normalizer::none},
+                                {InputGate::log, Normalizer::none}};
 
 struct DTypes {
   DType dtype, gate_dtype;

@@ -158,7 +158,7 @@ class Check(ProgramTest):
         self.assertIs(report["ok"], True)
         errors = report["errors"]
         assert isinstance(errors, list)
-        self.assertEqual({row["variant"] for row in errors}, {"exp/max", "exp/none", "sig/none", "sig/max"})
+        self.assertEqual({row["variant"] for row in errors}, {"exp/max", "exp/none", "sig/none", "sig/max", "log/none"})
         self.assertEqual({row["formulation"] for row in errors}, {"chunkwise", "parallel", "recurrent"})
         self.assertEqual({row["dtype"] for row in errors}, {"float32", "float64", "bfloat16", "float16"})
         self.assertEqual(len({row["regime"] for row in errors}), 7)

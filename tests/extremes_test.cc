@@ -36,10 +36,11 @@ const Extreme extremes[] = {{"both_1e4", {1e4, -1e4, 0.5}, {1e4, -1e4, 0.5, 3}},
                             {"never_forgets", {0.5, -2}, {infinity, 3}},
                             {"no_input", {-infinity, 0.5}, {3, 1}}};
 
-void redraw(const TensorView& view, const std::vector<double>& values, std::uint64_t seed) {
+// Draws again, with everything above `highest` brought down to it.
+void redraw(const TensorView& view, const std::vector<double>& values, std::uint64_t seed, double highest) {
   Values gates = gather(view);
   for (std::size_t index = 0; index < gates.size(); ++index) {
-    gates[index] = values[reference::mix(seed + index) % values.size()];
+    gates[index] = std::min(values[reference::mix(seed + index) % values.size()], highest);
   }
   overwrite(view, gates);
 }
@@ -94,8 +95,10 @@ TEST_P(ExtremesSmall, FiniteAndRight) {
     for (const std::int64_t chunk_size : {0, 1, 16}) {
       const Case c = description(chunk_size, formulation);
       Problem problem(c);
-      redraw(problem.forward().i, extreme().input, 1);
-      redraw(problem.forward().f, extreme().forget, 2);
+      // In log space weights are taken as they come: no decay above 1, no input above e^3.
+      const bool log_space = c.options.gate == InputGate::log;
+      redraw(problem.forward().i, extreme().input, 1, log_space ? 3 : infinity);
+      redraw(problem.forward().f, extreme().forget, 2, log_space ? 0 : infinity);
       make_positive(problem.forward().q);
       make_positive(problem.forward().k);
       make_positive(problem.forward().initial_state.n);
@@ -112,20 +115,24 @@ TEST_P(ExtremesSmall, FiniteAndRight) {
 
 std::string extreme_name(const ::testing::TestParamInfo<ExtremesSmall::ParamType>& info) {
   const auto& [which, gate, normalizer, dtype] = info.param;
-  return std::string(extremes[which].name) + (gate == InputGate::exponential ? "_exp" : "_sig") +
+  return std::string(extremes[which].name) +
+         (gate == InputGate::exponential ? "_exp"
+          : gate == InputGate::sigmoid   ? "_sig"
+                                         : "_log") +
          (normalizer == Normalizer::max ? "max_" : "none_") + name(dtype);
 }
 
 INSTANTIATE_TEST_SUITE_P(Gates, ExtremesSmall,
                          ::testing::Combine(::testing::Range(std::size_t{0}, std::size(extremes)),
-                                            ::testing::Values(InputGate::exponential, InputGate::sigmoid),
+                                            ::testing::Values(InputGate::exponential, InputGate::sigmoid,
+                                                              InputGate::log),
                                             ::testing::Values(Normalizer::max, Normalizer::none),
                                             ::testing::Values(DType::float32, DType::float64, DType::bfloat16)),
                          extreme_name);
 
 // A forget gate of minus infinity makes what follows a sequence of its own.
 TEST(ResetSmall, EqualsANewSequence) {
-  for (const InputGate gate : {InputGate::exponential, InputGate::sigmoid}) {
+  for (const InputGate gate : {InputGate::exponential, InputGate::sigmoid, InputGate::log}) {
     Case c;
     c.shape = {.tokens = 60,
                .qk_heads = 2,

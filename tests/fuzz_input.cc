@@ -204,7 +204,7 @@ class Builder {
   }
 
   void options(MlstmOptions& o) {
-    o.gate = static_cast<InputGate>(bytes_.below(2));
+    o.gate = static_cast<InputGate>(bytes_.below(3));
     o.normalizer = static_cast<Normalizer>(bytes_.below(3));
     o.exact_normalizer_grad = bytes_.chance(2);
     o.chunk_size = bytes_.below(8);

@@ -25,11 +25,10 @@ struct Variant {
   Normalizer normalizer;
   bool exact;
 };
-constexpr Variant variants[] = {{InputGate::exponential, Normalizer::max, false},
-                                {InputGate::exponential, Normalizer::max, true},
-                                {InputGate::exponential, Normalizer::none, false},
-                                {InputGate::sigmoid, Normalizer::none, false},
-                                {InputGate::sigmoid, Normalizer::max, true}};
+constexpr Variant variants[] = {
+    {InputGate::exponential, Normalizer::max, false},  {InputGate::exponential, Normalizer::max, true},
+    {InputGate::exponential, Normalizer::none, false}, {InputGate::sigmoid, Normalizer::none, false},
+    {InputGate::sigmoid, Normalizer::max, true},       {InputGate::log, Normalizer::none, false}};
 
 Case base_case(const Variant& v, std::int64_t batch, std::int64_t tokens, DType dtype) {
   Case c;

@@ -25,8 +25,10 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 double log_sigmoid(double x) { return -std::log1p(std::exp(-std::abs(x))) + std::min(x, 0.0); }
 
 double log_input(double x, const MlstmOptions& options) {
-  return options.gate == InputGate::exponential ? x : log_sigmoid(x);
+  return options.gate == InputGate::sigmoid ? log_sigmoid(x) : x;
 }
+
+double log_forget(double x, const MlstmOptions& options) { return options.gate == InputGate::log ? x : log_sigmoid(x); }
 
 // A head with normals times `spread` in the gates (i centred on -1, f on 1) and everything optional given.
 Head random_head(std::int64_t T, std::int64_t dqk, std::int64_t dhv, double spread, std::uint64_t seed) {
@@ -64,12 +66,12 @@ double inner(const Values& x, const Values& y) {
 // log of the weight of token j (or, for j = -1, of the initial state) in the state after token t, in true scale.
 double log_weight(const Head& head, const MlstmOptions& options, std::int64_t t, std::int64_t j) {
   double sum = j < 0 ? head.m0 : log_input(head.i[static_cast<std::size_t>(j)], options);
-  for (std::int64_t s = j + 1; s <= t; ++s) sum += log_sigmoid(head.f[static_cast<std::size_t>(s)]);
+  for (std::int64_t s = j + 1; s <= t; ++s) sum += log_forget(head.f[static_cast<std::size_t>(s)], options);
   return sum;
 }
 
 double max_state(const Head& head, const MlstmOptions& options, std::int64_t t) {
-  if (options.gate == InputGate::sigmoid) return 0;
+  if (options.gate != InputGate::exponential) return 0;
   double m = -infinity;
   for (std::int64_t j = -1; j <= t; ++j) m = std::max(m, log_weight(head, options, t, j));
   return m;
@@ -83,7 +85,9 @@ struct Variant {
 };
 
 std::string text(const Variant& v) {
-  return std::string(v.gate == InputGate::exponential ? "exp" : "sig") +
+  return std::string(v.gate == InputGate::exponential ? "exp"
+                     : v.gate == InputGate::sigmoid   ? "sig"
+                                                      : "log") +
          (v.normalizer == Normalizer::max ? "max" : "none") + (v.exact ? "_exact" : "") + (v.soft_cap ? "_cap" : "");
 }
 
@@ -173,7 +177,9 @@ INSTANTIATE_TEST_SUITE_P(Reference, FiniteDifferencesSmall,
                                            Variant{InputGate::sigmoid, Normalizer::none, false, false},
                                            Variant{InputGate::sigmoid, Normalizer::none, true, true},
                                            Variant{InputGate::sigmoid, Normalizer::max, false, true},
-                                           Variant{InputGate::sigmoid, Normalizer::max, true, false}),
+                                           Variant{InputGate::sigmoid, Normalizer::max, true, false},
+                                           Variant{InputGate::log, Normalizer::none, false, false},
+                                           Variant{InputGate::log, Normalizer::max, true, true}),
                          variant_name);
 
 // h as the sum it stands for, each weight from its own sum of logarithms: no recurrence, nothing that can cancel.
@@ -206,14 +212,15 @@ Values h_by_sums(const Head& head, const MlstmOptions& options, bool max_normali
 
 TEST(ReferenceSmall, EqualsTheSumForAnyGates) {
   const double extremes[] = {1e4, -1e4, -infinity, 0.5, -3, 20};
-  for (const InputGate gate : {InputGate::exponential, InputGate::sigmoid}) {
+  for (const InputGate gate : {InputGate::exponential, InputGate::sigmoid, InputGate::log}) {
+    const double highest = gate == InputGate::log ? 0.5 : infinity;  // weights in log space are taken as they come
     for (const Normalizer normalizer : {Normalizer::max, Normalizer::none}) {
       for (std::uint64_t pattern = 0; pattern < 200; ++pattern) {
         Head head = random_head(9, 3, 2, 1, pattern);
         for (std::size_t t = 0; t < head.f.size(); ++t) {
           const std::uint64_t bits = reference::mix(pattern * 64 + t);
-          head.f[t] = extremes[bits % 6];
-          const double input = extremes[bits / 6 % 6];
+          head.f[t] = std::min(extremes[bits % 6], highest);
+          const double input = std::min(extremes[bits / 6 % 6], highest);
           head.i[t] = input == -infinity ? 1 : input;
         }
         const MlstmOptions options{.gate = gate, .normalizer = normalizer};

@@ -37,6 +37,7 @@ const StepCase small_cases[] = {
     {InputGate::sigmoid, Normalizer::max, DType::float64, DType::float32, 1, 12, 2, 2, 33, 1, Layout::bthd},
     {InputGate::exponential, Normalizer::max, DType::bfloat16, DType::float32, 4, 11, 1, 2, 24, 40, Layout::fused},
     {InputGate::sigmoid, Normalizer::max, DType::float16, DType::float16, 2, 16, 2, 4, 16, 64, Layout::bhtd},
+    {InputGate::log, Normalizer::none, DType::float32, DType::float32, 2, 8, 1, 2, 8, 12, Layout::bthd},
     {InputGate::exponential, Normalizer::max, DType::float32, DType::float32, 1, 1, 1, 1, 1, 1, Layout::bthd}};
 const StepCase large_cases[] = {
     {InputGate::exponential, Normalizer::max, DType::float32, DType::float32, 4, 20, 8, 8, 256, 512, Layout::bthd},

@@ -248,7 +248,7 @@ void overwrite(const TensorView& view, const Values& values) {
 std::string label(const reference::Case& c) {
   const MlstmOptions& o = c.options;
   std::string text = reference::name(c.regime);
-  text += o.gate == InputGate::exponential ? "_exp" : "_sig";
+  text += o.gate == InputGate::exponential ? "_exp" : o.gate == InputGate::sigmoid ? "_sig" : "_log";
   text += o.normalizer == Normalizer::max ? "max" : o.normalizer == Normalizer::none ? "none" : "auto";
   text += o.formulation == Formulation::chunkwise  ? "_chunkwise"
           : o.formulation == Formulation::parallel ? "_parallel"

@@ -7,7 +7,9 @@ cd "$(dirname "$0")/.."
 report=$1
 venv=.venv-python
 wheels=build/wheel
-tools/make_venv.sh "$venv" python/requirements.txt
+mkdir -p build
+cat python/requirements.txt python/requirements-compat.txt >build/python-requirements.txt
+tools/make_venv.sh "$venv" build/python-requirements.txt
 rm -rf "$wheels"
 "$venv/bin/python" -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps -w "$wheels" .
 wheel=$(echo "$wheels"/tfla-*.whl)

@@ -17,9 +17,14 @@
 
 namespace tfla {
 
-enum class InputGate : std::uint8_t { exponential, sigmoid };
+// How the raw gates i and f are read, after the soft cap.
+//   exponential  log i = i               log f = log sigmoid(f)   a max state m holds weights of any size in scale
+//   sigmoid      log i = log sigmoid(i)  log f = log sigmoid(f)   m = 0
+//   log          log i = i               log f = f                m = 0; for weights of moderate size and decays made
+//                elsewhere (Retention, Simple GLA, Mamba-2). f = 0 keeps everything, minus infinity is a reset.
+enum class InputGate : std::uint8_t { exponential, sigmoid, log };
 
-// none: denominator 1. max: max(|q.n|, exp(-m)) + eps. automatic: max for the exponential gate, none for sigmoid.
+// none: denominator 1. max: max(|q.n|, exp(-m)) + eps. automatic: max for the exponential gate, none for the others.
 enum class Normalizer : std::uint8_t { automatic, none, max };
 
 // Three ways to compute the same function.
@@ -66,8 +71,8 @@ struct MlstmForward {
   TensorView q;                       // [B,T,Hqk,dqk]  float32, float64, bfloat16 or float16
   TensorView k;                       // [B,T,Hqk,dqk]  dtype of q
   TensorView v;                       // [B,T,H,dhv]    dtype of q
-  TensorView i;                       // [B,T,H]        input gate pre-activation, any float dtype
-  TensorView f;                       // [B,T,H]        forget gate pre-activation, any float dtype
+  TensorView i;                       // [B,T,H]        input gate as `InputGate` says, any float dtype
+  TensorView f;                       // [B,T,H]        forget gate as `InputGate` says, any float dtype
   MutableTensorView h;                // [B,T,H,dhv]    out, dtype of q
   MlstmState initial_state = {};      // optional, all three or none
   MutableMlstmState last_state = {};  // optional out; may be the very views of initial_state

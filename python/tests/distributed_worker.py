@@ -8,6 +8,7 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
+import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 
 import tfla
@@ -21,6 +22,7 @@ CASES = {
     "exp_without_normalizer": {"normalizer": "none"},
     "sigmoid": {"gate": "sigmoid"},
     "sigmoid_with_max": {"gate": "sigmoid", "normalizer": "max"},
+    "log": {"gate": "log"},
     "exact": {"exact_normalizer_grad": True},
     "soft_cap": {"soft_cap": 4.0, "qk_scale": 0.3, "eps": 1e-4, "chunk_size": 16},
     "heads_first": {"layout": "bhtd"},
@@ -37,6 +39,8 @@ def cut(x: torch.Tensor, axis: int, rank: int, ranks: int) -> torch.Tensor:
 def compare(options: dict, resets: bool, rank: int, ranks: int) -> None:
     options = dict(options)
     given = make_inputs(tokens=50, qk_heads=1, dtype=torch.float64, seed=3)
+    if options.get("gate") == "log":
+        given.i, given.f = 0.2 * given.i, F.logsigmoid(given.f - 3)
     if resets:
         given.f[:, [8, 21, 33]] = float("-inf")
     axis = 1

@@ -27,7 +27,7 @@ REFUSED = {
     "integers": (lambda: tfla.mlstm(*replaced(q=GIVEN.q.int())), "q has dtype int32"),
     "booleans": (lambda: tfla.mlstm(*replaced(i=GIVEN.i.bool())), "i has a dtype other than"),
     "devices": (lambda: tfla.mlstm(*replaced(k=GIVEN.k.to("meta"))), "tensors are on cpu, meta"),
-    "gate": (lambda: tfla.mlstm(*GIVEN, gate="sig"), "gate is 'sig'; it must be 'exp' or 'sigmoid'"),
+    "gate": (lambda: tfla.mlstm(*GIVEN, gate="sig"), "gate is 'sig'; it must be 'exp', 'sigmoid' or 'log'"),
     "normalizer": (lambda: tfla.mlstm(*GIVEN, normalizer="mean"), "normalizer is 'mean'"),
     "layout": (lambda: tfla.mlstm(*GIVEN, layout="tbhd"), "layout is 'tbhd'; it must be 'bthd' or 'bhtd'"),
     "chunk size": (lambda: tfla.mlstm(*GIVEN, chunk_size=0), "chunk_size is 0"),
@@ -69,7 +69,7 @@ def test_refused(case):
 
 
 def test_registered_operator_refuses_unknown_numbers():
-    for gate in (2, -1, 256):
+    for gate in (3, -1, 256):
         with pytest.raises(ValueError, match=r"tfla: options.gate is not one of"):
             library.forward(*GIVEN, None, None, None, None, gate, 0, 1e-6, None, None, False, 0, 0, False)
 

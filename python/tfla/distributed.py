@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tfla import _torch_library as library
-from tfla._options import CHUNKWISE, Gate, Layout, Normalizer
-from tfla.ops import InitialState, State, _autocast, _codes, _parts, _positive
+from tfla._options import CHUNKWISE, GATES, Gate, Layout, Normalizer, spacing
+from tfla.ops import InitialState, State, _autocast, _codes, _parts
 
 __all__ = ["mlstm"]
 
@@ -71,7 +71,7 @@ def mlstm(
     if initial_state is not None and dist.get_rank(group) != 0:
         raise ValueError("tfla: initial_state is given on another rank than the first; it precedes the whole sequence")
     C, n, m = _parts(initial_state)
-    chunk = 0 if chunk_size is None else _positive("chunk_size", chunk_size)
+    chunk = spacing(chunk_size)
     options = (
         gate_code, normalizer_code, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk, CHUNKWISE, head_first
     )  # fmt: skip
@@ -91,7 +91,7 @@ class _ContextParallel(torch.autograd.Function):
         start = (C, n, m) if rank == 0 else _state_of_nothing(tokens, options)
         h, *own = library.forward_with_state(*tokens, *start, None, *options)
         everyone = _all_gather([*own, _log_decay(tokens[4], options)], group)
-        boundaries = _merge(everyone)
+        boundaries = _merge(everyone, exponential=options[0] == GATES["exp"])
         if rank > 0:
             start = boundaries[rank - 1]
             h = library.forward(*tokens, *start, None, *options)
@@ -133,7 +133,7 @@ def _state_of_nothing(tokens: list[Tensor], options: tuple) -> State:
     batch, heads = v.shape[0], v.shape[1 if options[-1] else 2]
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     state = State.zeros(batch, heads, q.shape[3], v.shape[3], device=q.device, dtype=dtype)
-    if options[0] == 0:
+    if options[0] == GATES["exp"]:
         state.m.fill_(_NOTHING)
     return state
 
@@ -144,7 +144,8 @@ def _log_decay(f: Tensor, options: tuple) -> Tensor:
     f = f.double()
     if soft_cap is not None:
         f = soft_cap * torch.tanh(f / soft_cap)
-    return F.logsigmoid(f).sum(2 if head_first else 1)
+    log_f = f if options[0] == GATES["log"] else F.logsigmoid(f)
+    return log_f.sum(2 if head_first else 1)
 
 
 def _all_gather(tensors: Sequence[Tensor], group: Any) -> list[list[Tensor]]:
@@ -164,12 +165,13 @@ def _all_gather(tensors: Sequence[Tensor], group: Any) -> list[list[Tensor]]:
     return [parts(row) for row in gathered.split(mine.numel())]
 
 
-def _merge(everyone: list[list[Tensor]]) -> list[State]:
+def _merge(everyone: list[list[Tensor]], exponential: bool) -> list[State]:
     """The state after each rank's tokens, from (C, n, m, b) of every rank."""
     C, n, m = (x.clone() for x in everyone[0][:3])  # may be kept for backward, and the rest of the buffer is not to be
     after = [State(C, n, m)]
     for own_C, own_n, own_m, b in everyone[1:]:
-        following = torch.maximum(b + m, own_m.double()).to(m.dtype)
+        # The other gates have no max state: it stays 0.
+        following = torch.maximum(b + m, own_m.double()).to(m.dtype) if exponential else own_m
         kept = torch.exp(b + m - following).to(C.dtype)[..., None]
         added = torch.exp(own_m.double() - following).to(C.dtype)[..., None]
         C = kept[..., None] * C + added[..., None] * own_C

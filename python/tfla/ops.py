@@ -19,6 +19,7 @@ from tfla._options import (
     Gate,
     Layout,
     Normalizer,
+    spacing,
     unknown,
 )
 from tfla.state import State
@@ -171,9 +172,10 @@ def mlstm(
         q, k: (B,T,Hqk,dqk) float32, float64, bfloat16 or float16. Any strides with a contiguous last axis.
         v: (B,T,H,dhv) in the dtype of q. H is a multiple of Hqk: head h reads query/key head h // (H // Hqk).
         i, f: (B,T,H) pre-activations of input and forget gate, any float dtype (float32 is a good one).
-        gate: "exp", i.e. input gate exp(i); or "sigmoid", sigmoid(i). The forget gate is sigmoid(f) in both.
+        gate: "exp", i.e. input gate exp(i); or "sigmoid", sigmoid(i). The forget gate is sigmoid(f) in both. With "log"
+            i and f are the logarithms of the gates, for decays that are made elsewhere: f = 0 keeps, -inf resets.
         normalizer: "max": den = max(|q.n|, exp(-m)) + eps; "none": den = 1. None takes the paper's choice for the
-            gate: "max" for "exp", "none" for "sigmoid".
+            gate: "max" for "exp", else "none".
         initial_state: (C, n, m) with C (N,H,dqk,dhv), n (N,H,dqk), m (N,H); N = B, or the sequences of cu_seqlens.
             float32, or float64 when q is. Gradients flow into C and n; m only fixes their scale and has none.
         output_final_state: also return the state after the last token, with gradients through its C and n.
@@ -196,7 +198,7 @@ def mlstm(
     """
     return _sequence(
         CHUNKWISE, q, k, v, i, f, gate, normalizer, initial_state, output_final_state, cu_seqlens,
-        0 if chunk_size is None else _positive("chunk_size", chunk_size), qk_scale, eps, soft_cap, layout,
+        spacing(chunk_size), qk_scale, eps, soft_cap, layout,
         exact_normalizer_grad,
     )  # fmt: skip
 
@@ -334,9 +336,3 @@ def mlstm_step(
     q, k, v = _autocast(q, k, v)
     C, n, m = state
     return library.step(q, k, v, i, f, C, n, m, slots, gate_code, normalizer_code, eps, qk_scale, soft_cap, head_first)
-
-
-def _positive(name: str, value: int) -> int:
-    if value <= 0:
-        raise ValueError(f"tfla: {name} is {value}; it must be positive, or None to let the plan choose")
-    return value

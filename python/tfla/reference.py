@@ -30,11 +30,11 @@ def recurrence(
     batch, tokens, heads, dhv = v.shape
     dqk = q.shape[-1]
     q, k = (x.repeat_interleave(heads // x.shape[2], dim=2) for x in (q, k))
-    normalizer = normalizer or {"exp": "max", "sigmoid": "none"}[gate]
+    normalizer = normalizer or {"exp": "max", "sigmoid": "none", "log": "none"}[gate]
     if soft_cap is not None:
         i, f = (soft_cap * torch.tanh(x / soft_cap) for x in (i, f))
-    log_f = F.logsigmoid(f)
-    log_i = i if gate == "exp" else F.logsigmoid(i)
+    log_f = f if gate == "log" else F.logsigmoid(f)
+    log_i = F.logsigmoid(i) if gate == "sigmoid" else i
     given = state or [v.new_zeros((batch, heads, dqk, dhv)[:axes]) for axes in (4, 3, 2)]
     C, n, m = (x.double() for x in given)
     m = m.detach()

@@ -9,7 +9,8 @@
 namespace tfla {
 
 struct Settings {
-  bool exponential = true;  // input gate
+  bool exponential = true;  // input gate; the only one with a max state
+  bool log_space = false;   // gates are given as log i and log f
   bool normalized = true;   // normalizer max
   bool exact = false;       // gradient through the denominator
   bool capped = false;
@@ -23,6 +24,7 @@ struct Settings {
   const bool normalized =
       options.normalizer == Normalizer::automatic ? exponential : options.normalizer == Normalizer::max;
   return {.exponential = exponential,
+          .log_space = options.gate == InputGate::log,
           .normalized = normalized,
           .exact = normalized && options.exact_normalizer_grad,
           .capped = options.soft_cap.has_value(),

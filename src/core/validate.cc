@@ -210,7 +210,7 @@ void validate_shape(const MlstmShape& shape) {
 void validate_options(const MlstmOptions& options, Operation operation) {
   const auto in_range = [](auto value, auto highest) { return static_cast<int>(value) <= static_cast<int>(highest); };
   if (!in_range(operation, Operation::step)) refuse("tfla: operation is not one of forward, backward and step");
-  if (!in_range(options.gate, InputGate::sigmoid)) refuse("tfla: options.gate is not one of exponential and sigmoid");
+  if (!in_range(options.gate, InputGate::log)) refuse("tfla: options.gate is not one of exponential, sigmoid and log");
   if (!in_range(options.normalizer, Normalizer::max)) {
     refuse("tfla: options.normalizer is not one of automatic, none and max");
   }

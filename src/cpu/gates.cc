@@ -130,8 +130,8 @@ void log_gates(const Problem& problem, const Sequence& sequence, std::int64_t he
     simd::soft_cap(settings.cap, log_f, length);
     simd::soft_cap(settings.cap, log_i, length);
   }
-  simd::log_sigmoid(log_f, length);
-  if (!settings.exponential) simd::log_sigmoid(log_i, length);
+  if (!settings.log_space) simd::log_sigmoid(log_f, length);
+  if (!settings.log_space && !settings.exponential) simd::log_sigmoid(log_i, length);
   limit_resets(m, log_f, log_i, length);
 }
 
@@ -156,11 +156,12 @@ void gates(const Problem& problem, const GateVectors<Real>& vectors, const Seque
 void store_gate_gradients(const Problem& problem, const Sequence& sequence, std::int64_t head, std::int64_t begin,
                           std::int64_t count, const double* dlogi, const double* dlogf, const MutableTensorView& di,
                           const MutableTensorView& df) {
+  const Settings& settings = problem.settings;
   for (std::int64_t t = 0; t < count; ++t) {
     const double i = read_gate(problem.i, gate_offset(problem.i, sequence, begin + t, head));
     const double f = read_gate(problem.f, gate_offset(problem.f, sequence, begin + t, head));
-    const double i_slope = gate_slope(problem.settings, !problem.settings.exponential, i);
-    const double f_slope = gate_slope(problem.settings, true, f);
+    const double i_slope = gate_slope(settings, !settings.log_space && !settings.exponential, i);
+    const double f_slope = gate_slope(settings, !settings.log_space, f);
     write_gate(di, gate_offset(di, sequence, begin + t, head), dlogi[t] * i_slope);
     write_gate(df, gate_offset(df, sequence, begin + t, head), dlogf[t] * f_slope);
   }

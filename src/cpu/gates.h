@@ -1,5 +1,5 @@
 // Stage `gates`: the raw gates of one head become the vectors that every matrix stage reads, and gate gradients
-// return the same way. Everything that tells mLSTMexp from mLSTMsig is in here.
+// return the same way. Everything that tells mLSTMexp, mLSTMsig and their relatives apart is in here.
 #pragma once
 
 #include "core/arena.h"

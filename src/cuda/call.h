@@ -50,7 +50,7 @@ struct Call {
   int L;                             // chunk size
   int chunks_per_row;                // one sequence per row of the batch: its chunks; 0: packed sequences
   int segments, chunks_per_segment;  // of a sequence, in stage states
-  bool exponential, normalized, exact, capped;
+  bool exponential, log_space, normalized, exact, capped;
   double eps, scale, cap;
 
   Rows q, k, v, h, dh, dq, dk, dv;

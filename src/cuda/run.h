@@ -11,7 +11,7 @@ namespace tfla::cuda {
 void check_available();
 
 [[nodiscard]] std::size_t scratch_bytes(const Plan& plan);
-std::size_t saved_bytes(const Plan& plan);
+[[nodiscard]] std::size_t saved_bytes(const Plan& plan);
 
 // Enqueue on the stream and return. Scratch is device memory.
 void forward(const MlstmForward& args, const Plan& plan, std::byte* scratch, void* stream);

@@ -1,4 +1,5 @@
 // What stands in for the CUDA backend in a build without it.
+#include "cuda/record.h"
 #include "cuda/run.h"
 #include "tfla/error.h"
 
@@ -25,5 +26,12 @@ void release(std::byte* /*memory*/, void* /*stream*/) {}
 std::byte* allocate_shared(std::size_t /*bytes*/) { return check_available(), nullptr; }
 void release_shared(std::byte* /*memory*/) {}
 void synchronize() {}
+
+Recording::Recording(const std::function<void(void*)>& /*calls*/) { check_available(); }
+Recording::~Recording() = default;
+void Recording::replay() const {}
+void copy(void* /*to*/, const void* /*from*/, std::size_t /*bytes*/) { check_available(); }
+void copy_on(void* /*stream*/, void* /*to*/, const void* /*from*/, std::size_t /*bytes*/) { check_available(); }
+std::string device_name() { return check_available(), ""; }
 
 }  // namespace tfla::cuda

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <functional>
 #include <limits>
+#include <numbers>
 #include <tuple>
 #include <utility>
 
@@ -224,10 +225,16 @@ struct Problem::Storage {
     normals(m0, Stream::m0, 1);
     normals(dC_last, Stream::dC_last, 1);
     normals(dn_last, Stream::dn_last, 1);
-    fill(i, [=](std::int64_t index) { return input_gate(regime, normal(seed, Stream::i, index)); });
+    // In log space: the decays of the regime, and input weights up to 2.
+    const bool log_space = description.options.gate == InputGate::log;
+    fill(i, [=](std::int64_t index) {
+      const double raw = input_gate(regime, normal(seed, Stream::i, index));
+      return log_space ? log_sigmoid(raw) + std::numbers::ln2 : raw;
+    });
     fill(f, [=](std::int64_t index) {
       const std::int64_t token = index / s.heads % s.tokens, head = index % s.heads;
-      return forget_gate(regime, normal(seed, Stream::f, index), token, head, s.heads);
+      const double raw = forget_gate(regime, normal(seed, Stream::f, index), token, head, s.heads);
+      return log_space ? log_sigmoid(raw) : raw;
     });
   }
 

@@ -23,9 +23,11 @@ double dot(const double* x, const double* y, std::size_t size) {
   return sum;
 }
 
-double log_sigmoid(double x) { return x >= 0 ? -std::log1p(std::exp(-x)) : x - std::log1p(std::exp(x)); }
-
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+
+// Whether a gate's logarithm is log sigmoid of its (capped) value, or the value itself.
+bool input_is_sigmoid(const MlstmOptions& options) { return options.gate == InputGate::sigmoid; }
+bool forget_is_sigmoid(const MlstmOptions& options) { return options.gate != InputGate::log; }
 
 double capped(double x, const MlstmOptions& options) {
   return options.soft_cap ? *options.soft_cap * std::tanh(x / *options.soft_cap) : x;
@@ -53,9 +55,9 @@ Weights gate_weights(const Head& head, const MlstmOptions& options) {
   Weights w{Vector(T), Vector(T), Vector(T)};
   double m = head.m0;
   for (std::size_t t = 0; t < T; ++t) {
-    const double log_f = log_sigmoid(capped(head.f[t], options));
-    const double x = capped(head.i[t], options);
-    const double log_i = exponential ? x : log_sigmoid(x);
+    const double f = capped(head.f[t], options), i = capped(head.i[t], options);
+    const double log_f = forget_is_sigmoid(options) ? log_sigmoid(f) : f;
+    const double log_i = input_is_sigmoid(options) ? log_sigmoid(i) : i;
     const double m_new = exponential ? std::max(log_f + m, log_i) : 0;
     w.F[t] = std::exp(log_f + m - m_new);
     w.I[t] = std::exp(log_i - m_new);
@@ -190,8 +192,9 @@ class Recurrence {
     }
     const double dlog_f = F * kept, dlog_i = dot(k, dk, dqk_);
     const double f = capped(head_.f[t], options_), i = capped(head_.i[t], options_);
-    const double log_i_slope = options_.gate == InputGate::exponential ? 1 : sigmoid(-i);
-    result_.df[t] = dlog_f * sigmoid(-f) * capped_slope(head_.f[t], options_);
+    const double log_f_slope = forget_is_sigmoid(options_) ? sigmoid(-f) : 1;
+    const double log_i_slope = input_is_sigmoid(options_) ? sigmoid(-i) : 1;
+    result_.df[t] = dlog_f * log_f_slope * capped_slope(head_.f[t], options_);
     result_.di[t] = dlog_i * log_i_slope * capped_slope(head_.i[t], options_);
   }
 
@@ -208,6 +211,8 @@ class Recurrence {
 };
 
 }  // namespace
+
+double log_sigmoid(double x) { return x >= 0 ? -std::log1p(std::exp(-x)) : x - std::log1p(std::exp(x)); }
 
 HeadResult evaluate(const Head& head, const MlstmOptions& options) { return Recurrence(head, options).run(); }
 

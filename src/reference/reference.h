@@ -41,6 +41,8 @@ struct HeadResult {
   std::vector<double> dn0;  // [dqk]
 };
 
+[[nodiscard]] double log_sigmoid(double x);
+
 // Reads gate, normalizer, eps, qk_scale, soft_cap and exact_normalizer_grad of the options.
 [[nodiscard]] HeadResult evaluate(const Head& head, const MlstmOptions& options);
 

@@ -57,9 +57,9 @@ __device__ __forceinline__ void log_gates(const Call<Real>& call, int batch, std
     f = call.cap * tanh(f / call.cap);
     i = call.cap * tanh(i / call.cap);
   }
-  f = log_sigmoid(f);
+  if (!call.log_space) f = log_sigmoid(f);
   if (f < least_log_forget) f = least_log_forget;
-  if (!call.exponential) i = log_sigmoid(i);
+  if (!call.log_space && !call.exponential) i = log_sigmoid(i);
 }
 
 // 1 / den of a row, and the derivative of den by q.n times -1 / den.

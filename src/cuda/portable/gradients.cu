@@ -289,8 +289,9 @@ __global__ void gate_gradients_kernel(Call<Real> call, int parts, int through_pa
       const double i = read_gate(call.i, call.i_type, chunk.batch, chunk.token + t, head);
       const double f = read_gate(call.f, call.f_type, chunk.batch, chunk.token + t, head);
       write_gate(call.di, call.i_type, chunk.batch, chunk.token + t, head,
-                 column * gate_slope(call, !call.exponential, i));
-      write_gate(call.df, call.f_type, chunk.batch, chunk.token + t, head, dlogf * gate_slope(call, true, f));
+                 column * gate_slope(call, !call.log_space && !call.exponential, i));
+      write_gate(call.df, call.f_type, chunk.batch, chunk.token + t, head,
+                 dlogf * gate_slope(call, !call.log_space, f));
     }
     later += __shfl_sync(0xFFFFFFFFU, suffix, 0);
   }

@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Times tfla and the published Triton kernels side by side on this GPU; writes docs/benchmarks/gpu.{json,md,png,svg}."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+TOTAL_TOKENS = 65_536
+LENGTHS = (512, 2048, 8192, 32_768, 65_536)
+HEADS, DQK, DHV = 16, 128, 256
+GATES = ("exp", "sig")
+
+EXAMPLES = """examples:
+  benchmarks/compare.py                               everything, five minutes on an H200
+  benchmarks/compare.py --tokens 8192 --min-time 0.1  one length, quickly
+  benchmarks/compare.py --measure run.json            only measure: on a GPU machine without matplotlib
+  benchmarks/compare.py --draw run.json               only write the page and the plot: on a machine without a GPU
+"""
+
+
+def say(what: str, begin: float = time.monotonic()) -> None:
+    print(f"compare: {time.monotonic() - begin:5.0f} s  {what}", file=sys.stderr, flush=True)
+
+
+def tfla_rows(program: Path, min_time: float, *options: str) -> dict[str, Any]:
+    """One run of `tfla bench` on the GPU, as JSON."""
+    out = ROOT / "build" / "compare-tfla.json"
+    out.parent.mkdir(exist_ok=True)
+    command = [str(program), "bench", "--device", "cuda", "--dtype", "bfloat16", "--formulation", "chunkwise"]
+    command += ["--min-time", str(min_time), "--json", str(out), *options]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return json.loads(out.read_text())
+
+
+def tfla_sequences(program: Path, tokens: int, min_time: float) -> dict[str, dict[str, float]]:
+    shape = f"{TOTAL_TOKENS // tokens},{tokens},{HEADS},{DQK},{DHV}"
+    rows: dict[str, dict[str, float]] = {}
+    for operation in ("forward", "training"):
+        report = tfla_rows(program, min_time, "--op", operation, "--shape", shape)
+        for row in report["sequences"]:
+            entry = rows.setdefault(f"tfla mLSTM{row['gate']}", {})
+            entry[operation] = row["seconds"]["median"]
+            if operation == "training":
+                entry["peak_bytes"] = row["tensor_bytes"] + row["scratch_bytes"]
+    return rows
+
+
+def measure(program: Path, lengths: tuple[int, ...], min_time: float) -> dict[str, Any]:
+    import gpu_peers
+
+    result: dict[str, Any] = {"about": gpu_peers.about(), "shape": [HEADS, DQK, DHV], "total_tokens": TOTAL_TOKENS}
+    result["lengths"] = {}
+    for tokens in lengths:
+        say(f"T {tokens}: tfla")
+        rows = tfla_sequences(program, tokens, min_time)
+        for peer in gpu_peers.sequence_peers():
+            say(f"T {tokens}: {peer.name}")
+            rows[peer.name] = peer.time(TOTAL_TOKENS // tokens, tokens, HEADS, DQK, DHV, min_time)
+        result["lengths"][str(tokens)] = rows
+    say("step: tfla")
+    report = tfla_rows(program, min_time, "--op", "step", "--gate", "exp")
+    result["about"]["tfla"] = {key: report[key] for key in ("tfla", "date", "gpu")}
+    result["steps"] = [
+        {
+            "batch": row["batch"],
+            "seconds": row["seconds"]["median"],
+            "bytes_per_second": row["state_bytes_per_second"],
+            "copy_bytes_per_second": row["copy_bytes_per_second"],
+        }
+        for row in report["steps"]
+    ]
+    for row in result["steps"]:
+        say(f"step: batch {row['batch']}, mlstm_kernels")
+        row["peer_seconds"] = gpu_peers.time_step(row["batch"], min_time)
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--program", type=Path, default=ROOT / "build/cuda/tfla", help="tfla, built with CUDA")
+    parser.add_argument("--tokens", type=int, action="append", help="a sequence length (default: 512 to 65,536)")
+    parser.add_argument("--min-time", type=float, default=0.3, help="seconds per timing")
+    parser.add_argument("--measure", type=Path, metavar="FILE", help="measure into FILE and stop there")
+    parser.add_argument("--draw", type=Path, metavar="FILE", help="draw what FILE holds instead of measuring")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/benchmarks", help="where page, plot and data go")
+    given = parser.parse_args()
+    if given.draw is not None:
+        measured = json.loads(given.draw.read_text())
+    else:
+        if not given.program.exists():
+            parser.error(f"--program was {given.program}, which does not exist; `make gpu-bundle` builds it")
+        measured = measure(given.program, tuple(given.tokens or LENGTHS), given.min_time)
+    if given.measure is not None:
+        given.measure.write_text(json.dumps(measured, indent=1) + "\n")
+        return 0
+    import gpu_page
+
+    gpu_page.write(measured, given.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""The operators for JAX: under jit, grad, vmap and shard_map, on CPU and CUDA.
+
+h = tfla.jax.mlstm(q, k, v, i, f)                        # q, k (B,T,H,dqk)  v, h (B,T,H,dhv)  i, f (B,T,H)
+h, state = tfla.jax.mlstm_step(q, k, v, i, f, state)     # a token at a time
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from tfla._options import HEAD_FIRST, Gate, Layout, Normalizer, spacing
+from tfla.jax import _ffi
+
+__all__ = ["State", "mlstm", "mlstm_step"]
+
+_INPUTS = ("q", "k", "v", "i", "f")
+_STATE = ("C", "n", "m")
+
+
+class State(NamedTuple):
+    """The stabilised state of N sequences: the true C is C * exp(m), the true n is n * exp(m)."""
+
+    C: Array  # (N,H,dqk,dhv)
+    n: Array  # (N,H,dqk)
+    m: Array  # (N,H)
+
+
+def mlstm(
+    q: Array,
+    k: Array,
+    v: Array,
+    i: Array,
+    f: Array,
+    *,
+    gate: Gate = "exp",
+    normalizer: Normalizer | None = None,
+    initial_state: tuple[Array, Array, Array] | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Array | None = None,
+    chunk_size: int | None = None,
+    qk_scale: float | None = None,
+    eps: float = 1e-6,
+    soft_cap: float | None = None,
+    layout: Layout = "bthd",
+    exact_normalizer_grad: bool = False,
+) -> Array | tuple[Array, State]:
+    """The mLSTM over whole sequences, linear in T; differentiable in q, k, v, i, f, and C and n of the initial state.
+
+    Axes: B batch, T tokens, H heads, Hqk query/key heads (H is a multiple of Hqk), dqk and dhv head dimensions, N
+    sequences (B, or those of cu_seqlens). Arguments, defaults and results are those of `tfla.mlstm`.
+
+    Args:
+      q, k: (B,T,Hqk,dqk), float32, float64, bfloat16 or float16.
+      v: (B,T,H,dhv), dtype of q.
+      i, f: (B,T,H), any float dtype: input and forget gate.
+      gate: "exp": log i = i; "sigmoid": log i = log sigmoid(i), both with log f = log sigmoid(f); "log": i and f are
+        log i and log f themselves.
+      normalizer: "max": the denominator is max(|q.n|, exp(-m)) + eps; "none": 1. Default: "max" for "exp", else "none".
+      initial_state: (C, n, m) to start from; float32, or float64 where q is. Default: zeros.
+      output_final_state: return the last state too.
+      cu_seqlens: (N+1,) int32 or int64: sequence s is the tokens from cu_seqlens[s] to cu_seqlens[s+1]; then B = 1.
+      chunk_size: spacing of the states that backward stores. Default: chosen from the shapes.
+      qk_scale: of q. Default: dqk ** -0.5.
+      eps: added to the denominator.
+      soft_cap: gates become cap * tanh(x / cap) first.
+      layout: "bthd" as above, or "bhtd" for (B,H,T,D) and gates (B,H,T).
+      exact_normalizer_grad: differentiate through the denominator, which the paper holds constant.
+
+    Returns:
+      h (B,T,H,dhv) in the dtype of q, or (h, State) with output_final_state.
+    """
+    options = _ffi.Options.parse(
+        gate, normalizer, layout, eps=float(eps), qk_scale=_number(qk_scale), soft_cap=_number(soft_cap),
+        exact_normalizer_grad=bool(exact_normalizer_grad), chunk_size=spacing(chunk_size),
+    )  # fmt: skip
+    arrays, state, index = _vary_alike([q, k, v, i, f], initial_state, cu_seqlens)
+    flags = options.encode(state=state is not None, index=index is not None, C=bool(output_final_state), n=False)
+    names = [*_INPUTS, *(f"initial_state.{x}" for x in _STATE if state), *(["cu_seqlens"] if index is not None else [])]
+    _ffi.check(_ffi.FORWARD, names, _flat(arrays, state, index), *flags)
+    h, last = _mlstm(options, bool(output_final_state), arrays, state, index)
+    return (h, State(*last)) if output_final_state else h
+
+
+def mlstm_step(
+    q: Array,
+    k: Array,
+    v: Array,
+    i: Array,
+    f: Array,
+    state: tuple[Array, Array, Array],
+    *,
+    slots: Array | None = None,
+    gate: Gate = "exp",
+    normalizer: Normalizer | None = None,
+    qk_scale: float | None = None,
+    eps: float = 1e-6,
+    soft_cap: float | None = None,
+    layout: Layout = "bthd",
+) -> tuple[Array, State]:
+    """One token, or a few, on a state: h and the state after them. Not differentiable; `mlstm` is.
+
+    Shapes are those of `mlstm`; for one token the axis T may be left out: q, k (B,Hqk,dqk), v, h (B,H,dhv), i, f (B,H).
+    Under `jax.jit(..., donate_argnames="state")` the state is updated in place, without a copy. With slots (B,), int32
+    or int64 and all different, state holds S states and row b of the batch uses number slots[b]; the others stay as
+    they are.
+    """
+    options = _ffi.Options.parse(
+        gate, normalizer, layout, eps=float(eps), qk_scale=_number(qk_scale), soft_cap=_number(soft_cap)
+    )
+    arrays, before, index = _vary_alike([q, k, v, i, f], state, slots)
+    one_token, axis = arrays[0].ndim == 3, 2 if HEAD_FIRST[layout] else 1
+    if one_token:
+        arrays = [jnp.expand_dims(x, min(axis, x.ndim)) for x in arrays]
+    if before is None:
+        raise ValueError("tfla: state is missing; mlstm_step needs the (C, n, m) it is to update")
+    flags = options.encode(state=True, index=index is not None, C=False, n=False)
+    flat = _flat(arrays, before, index)
+    names = [*_INPUTS, *(f"state.{x}" for x in _STATE), *(["slots"] if index is not None else [])]
+    _ffi.check(_ffi.STEP, names, flat, *flags)
+    results = [_ffi.like(arrays[2]), *(_ffi.like(x) for x in before)]
+    first = len(_INPUTS)
+    h, *after = _ffi.call(_ffi.STEP, results, flat, *flags, aliases={first + part: 1 + part for part in range(3)})
+    return jnp.squeeze(h, axis) if one_token else h, State(*after)
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def _vary_alike(
+    arrays: list, state: tuple | None, index: Array | None
+) -> tuple[list[Array], State | None, Array | None]:
+    """As arrays that vary over the same axes of a mesh: inside shard_map a call wants all of them alike."""
+    leaves, tree = jax.tree.flatten((list(arrays), None if state is None else tuple(state), index))
+    leaves = [jnp.asarray(x) for x in leaves]
+    axes = frozenset().union(*(_ffi.varying_axes(x) for x in leaves))
+    missing = [tuple(axes - _ffi.varying_axes(x)) for x in leaves]
+    leaves = [jax.lax.pcast(x, rest, to="varying") if rest else x for x, rest in zip(leaves, missing, strict=True)]
+    arrays, state, index = jax.tree.unflatten(tree, leaves)
+    if state is not None and len(state) != len(_STATE):
+        raise ValueError(f"tfla: the state has {len(state)} parts; it must be (C, n, m)")
+    return arrays, None if state is None else State(*state), index
+
+
+def _flat(arrays: list[Array], state: State | None, index: Array | None) -> list[Array]:
+    return [*arrays, *(state or ()), *(() if index is None else (index,))]
+
+
+def _last_state(options: _ffi.Options, q: Array, v: Array, index: Array | None) -> list[jax.ShapeDtypeStruct]:
+    sequences = v.shape[0] if index is None else index.shape[0] - 1
+    shape = (sequences, v.shape[1 if options.head_first else 2], q.shape[3], v.shape[3])
+    dtype = jnp.float64 if q.dtype == jnp.float64 else jnp.float32
+    return [_ffi.like(q, shape[:axes], dtype) for axes in (4, 3, 2)]
+
+
+def _run_forward(options, output_final_state, arrays, state, index):
+    flags = options.encode(state=state is not None, index=index is not None, C=output_final_state, n=False)
+    q, _, v, *_ = arrays
+    results = [_ffi.like(v), *(_last_state(options, q, v, index) if output_final_state else ())]
+    h, *last = _ffi.call(_ffi.FORWARD, results, _flat(arrays, state, index), *flags)
+    return h, tuple(last)
+
+
+_mlstm = jax.custom_vjp(_run_forward, nondiff_argnums=(0, 1))
+
+
+def _forward(options, output_final_state, *given):
+    return _run_forward(options, output_final_state, *given), given
+
+
+def _backward(options, output_final_state, saved, cotangents):
+    arrays, state, index = saved
+    dh, dlast = cotangents
+    dlast = dlast[:2]  # m fixes a scale and has no gradient
+    flags = options.encode(state=state is not None, index=index is not None, C=output_final_state, n=output_final_state)
+    given = [*arrays, dh, *dlast, *(state or ()), *(() if index is None else (index,))]
+    results = [_ffi.like(x) for x in [*arrays, *(state or ())[:2]]]
+    grads = _ffi.call(_ffi.BACKWARD, results, given, *flags)
+    dstate = None if state is None else State(*grads[5:], jnp.zeros_like(state.m))
+    dindex = None if index is None else np.zeros(index.shape, jax.dtypes.float0)
+    return list(grads[:5]), dstate, dindex
+
+
+_mlstm.defvjp(_forward, _backward)

@@ -1,0 +1,46 @@
+#include "cuda/record.h"
+
+#include "cuda/launch.h"
+
+namespace tfla::cuda {
+
+Recording::Recording(const std::function<void(void* stream)>& calls) {
+  cudaStream_t stream{};
+  cudaGraph_t graph{};
+  cudaGraphExec_t ready{};
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+  stream_ = stream;
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+  calls(stream);
+  check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+  check(cudaGraphInstantiate(&ready, graph, 0), "cudaGraphInstantiate");
+  graph_ = ready;
+  cudaGraphDestroy(graph);
+}
+
+Recording::~Recording() {
+  cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph_));
+  cudaStreamDestroy(static_cast<cudaStream_t>(stream_));
+}
+
+void Recording::replay() const {
+  check(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph_), static_cast<cudaStream_t>(stream_)), "cudaGraphLaunch");
+}
+
+void copy(void* to, const void* from, std::size_t bytes) {
+  check(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
+}
+
+void copy_on(void* stream, void* to, const void* from, std::size_t bytes) {
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)), "cudaMemcpyAsync");
+}
+
+std::string device_name() {
+  int device = 0;
+  cudaDeviceProp properties{};
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
+  return properties.name;
+}
+
+}  // namespace tfla::cuda
