@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 import torch
@@ -128,6 +129,9 @@ def main() -> None:
     {"context": context, "data_parallel": data_parallel, "refuse_state_elsewhere": refuse_state_elsewhere}[what](
         rank, ranks
     )
+    # A rank that leaves while another still works can make torch abort either of them.
+    gc.collect()
+    dist.barrier()
     dist.destroy_process_group()
 
 

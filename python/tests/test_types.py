@@ -28,7 +28,7 @@ def test_mypy(tmp_path):
     use = tmp_path / "use.py"
     use.write_text(USE + "\n".join(MISUSE))
     first = USE.count("\n") + 1
-    # A copy, since mypy does not check what lies in site-packages; and without following transformers, which takes long.
+    # A copy, since mypy does not check what lies in site-packages; transformers is not followed, which takes long.
     package = shutil.copytree(Path(tfla.__file__).parent, tmp_path / "tfla", ignore=shutil.ignore_patterns("lib"))
     config = tmp_path / "mypy.ini"
     config.write_text("[mypy]\n[mypy-transformers.*]\nfollow_imports = skip\n")

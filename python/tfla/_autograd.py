@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tfla import _torch_library as library
+from tfla import _operators
 
 # Inputs of forward before its options: q, k, v, i, f, C, n, m, cu_seqlens. Those from m on have no gradient.
 TENSORS, DIFFERENTIABLE = 9, 7
@@ -45,7 +45,7 @@ def _refuse(ctx: Any, *grads: Tensor | None) -> None:
 # Three ways to the same two functions. This one serves torch.compile and whoever calls torch.ops.tfla; called eagerly
 # it costs several times the host time of the next one, and torch.func does not go through it.
 def _registered_backward(ctx: Any, *grads: Tensor | None) -> tuple:
-    return (*_gradients(library.backward, ctx, *grads), *(None,) * (TENSORS - DIFFERENTIABLE + len(ctx.options)))
+    return (*_gradients(_operators.backward, ctx, *grads), *(None,) * (TENSORS - DIFFERENTIABLE + len(ctx.options)))
 
 
 torch.library.register_autograd("tfla::mlstm", _registered_backward, setup_context=_save)
@@ -81,10 +81,10 @@ class _Eager(torch.autograd.Function):
             dh = _zeros_for(saved)
         inputs = saved if len(saved) == DIFFERENTIABLE else (*saved, None, None)
         if torch.is_grad_enabled():  # a second derivative may follow: let the dispatcher see this call, and refuse
-            grads = library.backward(dh, dC, dn, *inputs, *ctx.rest)
+            grads = _operators.backward(dh, dC, dn, *inputs, *ctx.rest)
         else:
             with _below_autograd():
-                grads = library.backward(dh, dC, dn, *inputs, *ctx.rest)
+                grads = _operators.backward(dh, dC, dn, *inputs, *ctx.rest)
         return (None, None, *grads[: len(saved)])
 
 
@@ -113,7 +113,7 @@ class _TransformedBackward(torch.autograd.Function):
     @staticmethod
     def forward(*inputs: Any) -> Any:
         with _below_autograd():
-            return library.backward(*inputs)
+            return _operators.backward(*inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
@@ -123,7 +123,7 @@ class _TransformedBackward(torch.autograd.Function):
 
 
 def call(operator: Any, *inputs: Any) -> Any:
-    """library.forward or library.forward_with_state, in the cheapest way that is right here."""
+    """forward or forward_with_state, in the cheapest way that is right here."""
     if torch.compiler.is_compiling():
         return operator(*inputs)
     if _transforms_active():

@@ -1,57 +1,7 @@
-"""Loads the operators (bindings/torch.cc) and tells PyTorch the shapes of what they return."""
+"""The operators with all that PyTorch must know about them: kernels, shapes, derivatives, vmap."""
 
-from __future__ import annotations
+from tfla import _fake, _vmap  # noqa: F401  (register)
+from tfla._autograd import call
+from tfla._operators import backward, forward, forward_with_state, step
 
-import torch
-from torch import Tensor
-
-from tfla import _native
-
-if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10):
-    raise ImportError(f"tfla: torch is {torch.__version__}; it must be 2.10 or newer")
-torch.ops.load_library(_native.library("libtfla_torch.so"))
-
-forward = torch.ops.tfla.mlstm.default
-forward_with_state = torch.ops.tfla.mlstm_with_state.default
-backward = torch.ops.tfla.mlstm_backward.default
-step = torch.ops.tfla.mlstm_step.default
-
-
-def _on_one_device(*tensors: Tensor | None) -> None:
-    devices = {x.device for x in tensors if x is not None}
-    if len(devices) > 1:
-        raise ValueError(f"tfla: tensors are on {', '.join(sorted(map(str, devices)))}; all must be on one device")
-
-
-def _state_shapes(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, head_first: bool) -> list[tuple[int, ...]]:
-    states = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    shape = (states, v.shape[1 if head_first else 2], q.shape[3], v.shape[3])
-    return [shape, shape[:3], shape[:2]]
-
-
-@torch.library.register_fake("tfla::mlstm")
-def _(q, k, v, i, f, C, n, m, cu_seqlens, *options):
-    _on_one_device(q, k, v, i, f, C, n, m, cu_seqlens)
-    return v.new_empty(v.shape)
-
-
-@torch.library.register_fake("tfla::mlstm_with_state")
-def _(q, k, v, i, f, C, n, m, cu_seqlens, *options):
-    _on_one_device(q, k, v, i, f, C, n, m, cu_seqlens)
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    shapes = _state_shapes(q, v, cu_seqlens, head_first=options[-1])
-    return (v.new_empty(v.shape), *(q.new_empty(shape, dtype=dtype) for shape in shapes))
-
-
-@torch.library.register_fake("tfla::mlstm_backward")
-def _(dh, dC, dn, q, k, v, i, f, C, n, m, cu_seqlens, *options):
-    _on_one_device(dh, dC, dn, q, k, v, i, f, C, n, m, cu_seqlens)
-    grads = [x.new_empty(x.shape) for x in (q, k, v, i, f)]
-    states = [q.new_empty(0, dtype=torch.float32) if x is None else x.new_empty(x.shape) for x in (C, n)]
-    return (*grads, *states)
-
-
-@torch.library.register_fake("tfla::mlstm_step")
-def _(q, k, v, i, f, C, n, m, slots, *options):
-    _on_one_device(q, k, v, i, f, C, n, m, slots)
-    return v.new_empty(v.shape)
+__all__ = ["backward", "call", "forward", "forward_with_state", "step"]

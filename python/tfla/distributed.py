@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tfla import _torch_library as library
-from tfla._autograd import call
 from tfla._options import CHUNKWISE, GATES, Gate, Layout, Normalizer, spacing
 from tfla.ops import InitialState, State, _autocast, _codes, _parts
 
@@ -77,7 +76,7 @@ def mlstm(
         gate_code, normalizer_code, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk, CHUNKWISE, head_first
     )  # fmt: skip
     if dist.get_world_size(group) == 1:
-        h, *final = call(library.forward_with_state, q, k, v, i, f, C, n, m, None, *options)
+        h, *final = library.call(library.forward_with_state, q, k, v, i, f, C, n, m, None, *options)
     else:
         h, *final = _ContextParallel.apply(group, options, m, q, k, v, i, f, C, n)
     return (h, State(*final).detach()) if output_final_state else h
@@ -168,7 +167,7 @@ def _all_gather(tensors: Sequence[Tensor], group: Any) -> list[list[Tensor]]:
 
 def _merge(everyone: list[list[Tensor]], exponential: bool) -> list[State]:
     """The state after each rank's tokens, from (C, n, m, b) of every rank."""
-    C, n, m, _ = everyone[0]
+    C, n, m = (x.clone() for x in everyone[0][:3])  # may be kept for backward, and the rest of the buffer is not to be
     after = [State(C, n, m)]
     for own_C, own_n, own_m, b in everyone[1:]:
         # The other gates have no max state: it stays 0.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
 from torch import Tensor
 
 from tfla import _torch_library as library
-from tfla import _vmap  # noqa: F401  (registers)
-from tfla._autograd import call
 from tfla._options import (
     CHUNKWISE,
     GATES,
@@ -33,9 +32,18 @@ __all__ = ["State", "mlstm", "mlstm_parallel", "mlstm_recurrent", "mlstm_step"]
 InitialState = State | tuple[Tensor, Tensor, Tensor]
 
 
+# One look-up for all three: this is on the way of every call.
+_CODES = {
+    (gate, normalizer, layout): (GATES[gate], NORMALIZERS[normalizer], HEAD_FIRST[layout])
+    for gate, normalizer, layout in itertools.product(GATES, NORMALIZERS, HEAD_FIRST)
+}
+# Torch's own, and unknown to torch.compile: slower without it, not wrong.
+_any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+
+
 def _codes(gate: object, normalizer: object, layout: object) -> tuple[int, int, bool]:
     try:
-        return GATES[gate], NORMALIZERS[normalizer], HEAD_FIRST[layout]  # type: ignore[index]
+        return _CODES[gate, normalizer, layout]  # type: ignore[index]
     except (KeyError, TypeError):
         pass
     options: dict[str, tuple[object, tuple[object, ...]]] = {
@@ -58,6 +66,8 @@ def _parts(state: InitialState | None) -> tuple[Tensor | None, Tensor | None, Te
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Under torch.autocast q, k, v take its dtype, as operands of matrix products do; gates and states keep theirs."""
+    if not torch.compiler.is_compiling() and not _any_autocast():
+        return q, k, v
     device = q.device.type
     if not torch.is_autocast_enabled(device) or q.dtype == torch.float64:
         return q, k, v
@@ -92,8 +102,8 @@ def _sequence(
         exact_normalizer_grad, chunk_size, formulation, head_first,
     )  # fmt: skip
     if not output_final_state:
-        return call(library.forward, *inputs)
-    h, *state = call(library.forward_with_state, *inputs)
+        return library.call(library.forward, *inputs)
+    h, *state = library.call(library.forward_with_state, *inputs)
     return h, State(*state)
 
 

@@ -1,0 +1,48 @@
+"""Fake kernels: the shapes, dtypes and devices of what the operators return, for torch.compile."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tfla import _operators  # noqa: F401  (defines what is registered for)
+
+
+def _on_one_device(*tensors: Tensor | None) -> None:
+    devices = {x.device for x in tensors if x is not None}
+    if len(devices) > 1:
+        raise ValueError(f"tfla: tensors are on {', '.join(sorted(map(str, devices)))}; all must be on one device")
+
+
+def _state_shapes(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, head_first: bool) -> list[tuple[int, ...]]:
+    states = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    shape = (states, v.shape[1 if head_first else 2], q.shape[3], v.shape[3])
+    return [shape, shape[:3], shape[:2]]
+
+
+@torch.library.register_fake("tfla::mlstm")
+def _(q, k, v, i, f, C, n, m, cu_seqlens, *options):
+    _on_one_device(q, k, v, i, f, C, n, m, cu_seqlens)
+    return v.new_empty(v.shape)
+
+
+@torch.library.register_fake("tfla::mlstm_with_state")
+def _(q, k, v, i, f, C, n, m, cu_seqlens, *options):
+    _on_one_device(q, k, v, i, f, C, n, m, cu_seqlens)
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    shapes = _state_shapes(q, v, cu_seqlens, head_first=options[-1])
+    return (v.new_empty(v.shape), *(q.new_empty(shape, dtype=dtype) for shape in shapes))
+
+
+@torch.library.register_fake("tfla::mlstm_backward")
+def _(dh, dC, dn, q, k, v, i, f, C, n, m, cu_seqlens, *options):
+    _on_one_device(dh, dC, dn, q, k, v, i, f, C, n, m, cu_seqlens)
+    grads = [x.new_empty(x.shape) for x in (q, k, v, i, f)]
+    states = [q.new_empty(0, dtype=torch.float32) if x is None else x.new_empty(x.shape) for x in (C, n)]
+    return (*grads, *states)
+
+
+@torch.library.register_fake("tfla::mlstm_step")
+def _(q, k, v, i, f, C, n, m, slots, *options):
+    _on_one_device(q, k, v, i, f, C, n, m, slots)
+    return v.new_empty(v.shape)

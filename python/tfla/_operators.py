@@ -1,0 +1,16 @@
+"""Loads the operators of bindings/torch.cc. Import `tfla._torch_library`, which registers the rest with them."""
+
+from __future__ import annotations
+
+import torch
+
+from tfla import _native
+
+if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10):
+    raise ImportError(f"tfla: torch is {torch.__version__}; it must be 2.10 or newer")
+torch.ops.load_library(_native.library("libtfla_torch.so"))
+
+forward = torch.ops.tfla.mlstm.default
+forward_with_state = torch.ops.tfla.mlstm_with_state.default
+backward = torch.ops.tfla.mlstm_backward.default
+step = torch.ops.tfla.mlstm_step.default
