@@ -14,7 +14,7 @@ from matplotlib import pyplot as plt  # noqa: E402  the backend has to be chosen
 Measurements = dict[str, Any]
 
 # The targets of the portable kernels, in ms and GB.
-FORWARD_MS, TRAINING_MS, PEAK_GB = 3.5, 9.5, 4.4
+FORWARD_MS, TRAINING_MS, PEAK_GB = 3.5, 9.5, 4.4  # the peak at T 8,192
 STEP_TARGETS = {1: "5 us", 64: "3.9 TB/s", 256: "3.9 TB/s"}
 
 
@@ -48,9 +48,10 @@ def verdict_table(measured: Measurements) -> str:
         for what, key, scale, target, unit in (
             ("forward, every T", "forward", 1e3, FORWARD_MS, "ms"),
             ("training, every T", "training", 1e3, TRAINING_MS, "ms"),
-            ("peak memory of training", "peak_bytes", 1e-9, PEAK_GB, "GB"),
+            ("peak memory of training, T 8,192", "peak_bytes", 1e-9, PEAK_GB, "GB"),
         ):
-            worst = max(row[key] for row in ours) * scale
+            rows_of = [measured["lengths"]["8192"][f"tfla mLSTM{gate}"]] if key == "peak_bytes" else ours
+            worst = max(row[key] for row in rows_of) * scale
             verdict = "met" if worst <= target else "**missed**"
             rows.append([f"mLSTM{gate}: {what}", f"at most {target} {unit}", f"{worst:.2f} {unit}", verdict])
     for step in measured["steps"]:

@@ -35,13 +35,14 @@ __device__ TokenScalars<typename Config<T>::Real> token_scalars(const StepCall<t
   const Real m = static_cast<const Real*>(step.m.data)[row.slot * step.m.sequence + head * step.m.head];
   const Real gate = static_cast<Real>(
       read_gate(odd ? call.i : call.f, odd ? call.i_type : call.f_type, row.batch, row.token + t, head));
-  double qn = 0, qk = 0;
+  using Wide = typename Config<T>::Norm;  // as everywhere that q.n is summed
+  Wide qn = 0, qk = 0;
   if (call.normalized) {
 #pragma unroll 8
     for (int r = lane; r < call.dqk; r += 32) {
-      const auto query = static_cast<double>(widen<Real>(q[r]));
-      qn += query * static_cast<double>(n[r]);
-      qk += query * static_cast<double>(widen<Real>(k[r]));
+      const auto query = static_cast<Wide>(widen<Real>(q[r]));
+      qn += query * static_cast<Wide>(n[r]);
+      qk += query * static_cast<Wide>(widen<Real>(k[r]));
     }
   }
   Real f = __shfl_sync(0xFFFFFFFFU, gate, 0), i = __shfl_sync(0xFFFFFFFFU, gate, 1);
@@ -59,7 +60,7 @@ __device__ TokenScalars<typename Config<T>::Real> token_scalars(const StepCall<t
   const Real decay = exp((sum - next) + rest), weight = exp(i - next);
   Real inverse = 1;
   if (call.normalized) {
-    double product = call.scale * (static_cast<double>(decay) * qn + static_cast<double>(weight) * qk);
+    Wide product = static_cast<Wide>(call.scale) * (static_cast<Wide>(decay) * qn + static_cast<Wide>(weight) * qk);
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) product += __shfl_xor_sync(0xFFFFFFFFU, product, offset);
     inverse = Denominator<Real>(static_cast<Real>(product), next, call.eps).inverse;
@@ -117,6 +118,10 @@ __global__ void __launch_bounds__(step_threads, sizeof(typename Config<T>::Real)
       }
     };
     load(first);
+    // What the end of the step needs of n, read before anybody may write it.
+    Real* n = static_cast<Real*>(step.n.data) + row.slot * step.n.sequence + head * step.n.head;
+    const bool has_n = tile == 0 && threadIdx.x < call.dqk;
+    const Real old_n = has_n ? n[threadIdx.x] : Real{0}, new_k = has_n ? widen<Real>(k[threadIdx.x]) : Real{0};
     if (threadIdx.x < 32) {
       const TokenScalars<Real> own = token_scalars<T>(step, row, t, head, q, k);
       if (threadIdx.x == 0) scalars = own;
@@ -164,12 +169,9 @@ __global__ void __launch_bounds__(step_threads, sizeof(typename Config<T>::Real)
       row_of<T>(call.h, row.batch, row.token + t, head)[tile * width + c] =
           narrow<T>(static_cast<Real>(call.scale) * total * own.inverse);
     }
-    Real* n = static_cast<Real*>(step.n.data) + row.slot * step.n.sequence + head * step.n.head;
-    const bool has_n = tile == 0 && threadIdx.x < call.dqk;
-    const Real first_n = has_n ? own.decay * n[threadIdx.x] + own.weight * widen<Real>(k[threadIdx.x]) : Real{0};
     arch::cluster_wait();  // every block has read n and m
     if (tile == 0) {
-      if (has_n) n[threadIdx.x] = first_n;
+      if (has_n) n[threadIdx.x] = own.decay * old_n + own.weight * new_k;
       for (int r = threadIdx.x + step_threads; r < call.dqk; r += step_threads)
         n[r] = own.decay * n[r] + own.weight * widen<Real>(k[r]);
       if (threadIdx.x == 0) static_cast<Real*>(step.m.data)[row.slot * step.m.sequence + head * step.m.head] = own.m;
@@ -214,10 +216,10 @@ bool launch(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream)
 template <class T>
 bool launch_step_cluster(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream) {
   if (!has_clusters() || !state_is_wide(step)) return false;
-  // H200, 8 heads 256/512: few states take 5.3 us in narrow tiles with many rows on their way, 8.6 in wide ones; many
+  // H200, 8 heads 256/512: few states take 5 us in narrow tiles with many rows on their way, 8.6 in wide ones; many
   // states 3.9 TB/s in wide tiles, of which more fit onto a multiprocessor, 3.4 in narrow ones.
   constexpr std::int64_t few = 32;
-  if (step.call.sequences * step.call.heads <= few && launch<StepTile<16, 4, 2>, T>(step, stream)) return true;
+  if (step.call.sequences * step.call.heads <= few && launch<StepTile<16, 4, 1>, T>(step, stream)) return true;
   return launch<StepTile<32, 2, 5>, T>(step, stream);
 }
 
