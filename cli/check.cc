@@ -87,41 +87,40 @@ std::vector<std::int64_t> chunk_sizes(const CheckOptions& options, Formulation f
   return {0, odd_chunk};
 }
 
-void take(Worst& worst, const std::vector<TensorError>& errors, Regime regime, const MlstmForward& call, Device device,
+void take(Worst& worst, const std::vector<TensorError>& errors, const reference::Case& description,
           const nlohmann::ordered_json& context, nlohmann::ordered_json& log) {
   for (const TensorError& error : errors) {
-    // On a GPU the products are in the dtype of q, whatever the gates are stored in.
-    const bool gate = (error.tensor == "di" || error.tensor == "df") && device == Device::cpu;
-    const double bound = reference::bound(error.tensor, regime, gate ? call.i.dtype : call.q.dtype, device);
+    const double bound = reference::allowed_error(error.tensor, description);
     nlohmann::ordered_json entry = context;
     entry["tensor"] = error.tensor;
     entry["relative_error"] = error.relative;  // JSON has no infinity: null says that something was not finite
     entry["bound"] = bound;
     entry["not_finite"] = error.not_finite;
     log.push_back(std::move(entry));
-    if (!worst.any || error.relative / bound > worst.error.relative / worst.bound) worst = {error, bound, regime, true};
+    if (!worst.any || error.relative / bound > worst.error.relative / worst.bound)
+      worst = {error, bound, description.regime, true};
   }
 }
 
-void check_formulation(Row& row, Regime regime, reference::Problem& problem, const reference::Judge& judge,
-                       const CheckOptions& options, nlohmann::ordered_json& log) {
+void check_formulation(Row& row, reference::Case description, reference::Problem& problem,
+                       const reference::Judge& judge, const CheckOptions& options, nlohmann::ordered_json& log) {
   for (std::int64_t chunk : chunk_sizes(options, row.formulation)) {
     const nlohmann::ordered_json context = {{"variant", variant_name(row.variant)},
                                             {"dtype", tfla::name(row.dtype)},
                                             {"formulation", name(row.formulation)},
                                             {"chunk", chunk},
-                                            {"regime", reference::name(regime)}};
+                                            {"regime", reference::name(description.regime)}};
     problem.poison();
     for (MlstmOptions* mlstm : {&problem.forward().options, &problem.backward().options}) {
       mlstm->formulation = row.formulation;
       mlstm->chunk_size = chunk;
     }
+    description.options = problem.forward().options;
     forward(problem.forward(), options.common.execution);
-    take(row.forward, judge.forward_errors(), regime, problem.forward(), options.common.execution.device, context, log);
+    take(row.forward, judge.forward_errors(), description, context, log);
     if (row.formulation == Formulation::recurrent) continue;
     backward(problem.backward(), options.common.execution);
-    take(row.backward, judge.backward_errors(), regime, problem.forward(), options.common.execution.device, context,
-         log);
+    take(row.backward, judge.backward_errors(), description, context, log);
   }
 }
 
@@ -149,7 +148,7 @@ Checked check_all(const CheckOptions& options) {
         reference::Problem problem(description);
         const reference::Judge judge(problem, true);
         for (std::size_t x = first; x < checked.rows.size(); ++x) {
-          check_formulation(checked.rows[x], regime, problem, judge, options, checked.errors);
+          check_formulation(checked.rows[x], description, problem, judge, options, checked.errors);
         }
         progress.done();
       }

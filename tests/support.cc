@@ -24,43 +24,6 @@ Outputs given_only(Outputs all) {
   return all;
 }
 
-DType stored_dtype(const std::string& tensor, const reference::Case& description) {
-  return tensor == "di" || tensor == "df" ? description.shape.gate_dtype : description.shape.dtype;
-}
-
-double unit_of_rounding(DType dtype) {
-  return dtype == DType::bfloat16 ? 0x1p-8 : dtype == DType::float16 ? 0x1p-11 : 0.0;
-}
-
-// The bounds take the rounding of a 16-bit number as its root mean square over many elements. Where few elements make
-// up the norm, each may be off by the whole unit of rounding: of its own dtype, and on a GPU, where 16-bit products
-// read states in bfloat16, of that as well.
-double allowed_error(const std::string& tensor, const reference::Case& description) {
-  const DType dtype = stored_dtype(tensor, description);
-  const MlstmShape& s = description.shape;
-  const bool on_tensor_cores = description.device == Device::cuda && unit_of_rounding(s.dtype) > 0;
-  double bound = reference::bound(tensor, description.regime, dtype, description.device);
-  if (dtype != s.dtype && description.device == Device::cuda) {
-    // Gradients of gates: rounded to the gates' own dtype, but on a GPU made of products in the dtype of q.
-    const double products = reference::bound(tensor, description.regime, s.dtype, Device::cuda);
-    bound = std::max(reference::bound(tensor, description.regime, dtype), products);
-  }
-  const double rounding = unit_of_rounding(dtype) + (on_tensor_cores ? unit_of_rounding(DType::bfloat16) : 0.0);
-  const bool gate = tensor == "di" || tensor == "df", shared = tensor == "dq" || tensor == "dk";
-  const std::int64_t row = gate ? s.heads : shared ? s.qk_heads * s.dqk : s.heads * s.dhv;
-  constexpr std::int64_t many = 1024;
-  // On tensor cores the forget gate's gradients share the error of one rounded state per chunk and head. Few of those
-  // make a relative error that scatters: for four, one in forty lies above three times its usual size (F distribution).
-  constexpr std::int64_t few_states = 16;
-  const std::int64_t chunk =
-      description.options.chunk_size > 0 ? description.options.chunk_size : std::max<std::int64_t>(s.longest, 1);
-  const bool parallel = description.options.formulation == Formulation::parallel;
-  const std::int64_t states = s.sequences * s.heads * (parallel ? 1 : std::max<std::int64_t>(s.longest / chunk, 1));
-  if (tensor == "df" && on_tensor_cores && states < few_states) bound *= 3;
-  if (rounding == 0 || s.batch * s.tokens * row >= many) return bound;
-  return std::max(bound, reference::bound(tensor, description.regime, DType::float32) + rounding);
-}
-
 const char* short_name(DType dtype) {
   switch (dtype) {
     case DType::float32: return "f32";
@@ -187,7 +150,7 @@ AssertionResult close(const Snapshot& actual, const Snapshot& expected, const re
         compared[index] *= std::exp(m[index / run] - m_expected[index / run]);
       }
     }
-    const double allowed = allowed_error(name, description);
+    const double allowed = reference::allowed_error(name, description);
     if (const AssertionResult near = close(compared, values, allowed); !near) {
       return AssertionFailure() << name << ": " << near.message();
     }
@@ -199,7 +162,7 @@ AssertionResult within_bounds(const std::vector<reference::TensorError>& errors,
   AssertionResult result = AssertionFailure();
   bool good = true;
   for (const reference::TensorError& error : errors) {
-    const double allowed = allowed_error(error.tensor, description);
+    const double allowed = reference::allowed_error(error.tensor, description);
     if (error.relative <= allowed) continue;
     good = false;
     result << "\n  " << error.tensor << ": relative error " << error.relative << " > " << allowed << ", worst element "

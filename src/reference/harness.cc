@@ -492,4 +492,49 @@ double bound(const std::string& tensor, Regime regime, DType dtype, Device devic
   return arithmetic;
 }
 
+namespace {
+
+DType stored_dtype(const std::string& tensor, const Case& description) {
+  return tensor == "di" || tensor == "df" ? description.shape.gate_dtype : description.shape.dtype;
+}
+
+double unit_of_rounding(DType dtype) {
+  return dtype == DType::bfloat16 ? 0x1p-8 : dtype == DType::float16 ? 0x1p-11 : 0.0;
+}
+
+}  // namespace
+
+// The bounds take the rounding of a 16-bit number as its root mean square over many elements. Where few elements make
+// up the norm, each may be off by the whole unit of rounding: of its own dtype, and on a GPU, where 16-bit products
+// read states in bfloat16, of that as well.
+double allowed_error(const std::string& tensor, const Case& description) {
+  const DType dtype = stored_dtype(tensor, description);
+  const MlstmShape& s = description.shape;
+  const bool on_tensor_cores = description.device == Device::cuda && unit_of_rounding(s.dtype) > 0;
+  double allowed = bound(tensor, description.regime, dtype, description.device);
+  if (dtype != s.dtype && description.device == Device::cuda) {
+    // Gradients of gates: rounded to the gates' own dtype, but on a GPU made of products in the dtype of q.
+    const double products = bound(tensor, description.regime, s.dtype, Device::cuda);
+    allowed = std::max(bound(tensor, description.regime, dtype), products);
+  }
+  const double rounding = unit_of_rounding(dtype) + (on_tensor_cores ? unit_of_rounding(DType::bfloat16) : 0.0);
+  const bool gate = tensor == "di" || tensor == "df", shared = tensor == "dq" || tensor == "dk";
+  const std::int64_t row = gate ? s.heads : shared ? s.qk_heads * s.dqk : s.heads * s.dhv;
+  constexpr std::int64_t many = 1024;
+  // On tensor cores the forget gate's gradients share the error of one rounded state per chunk and head. Few of those
+  // make a relative error that scatters: for four, one in forty lies above three times its usual size (F distribution).
+  constexpr std::int64_t few_states = 16;
+  if (tensor == "df" && on_tensor_cores) {
+    const std::int64_t sequences = description.cu_seqlens.empty() ? s.batch : std::ssize(description.cu_seqlens) - 1;
+    MlstmShape one = s;  // a sequence of average length
+    one.batch = one.sequences = 1;
+    one.tokens = one.longest = s.batch * s.tokens / std::max<std::int64_t>(sequences, 1);
+    const std::int64_t chunk = plan(Operation::backward, one, description.options, {.device = Device::cuda}).chunk;
+    const std::int64_t chunks = (one.tokens + chunk - 1) / chunk;
+    if (sequences * s.heads * chunks < few_states) allowed *= 3;
+  }
+  if (rounding == 0 || s.batch * s.tokens * row >= many) return allowed;
+  return std::max(allowed, bound(tensor, description.regime, DType::float32) + rounding);
+}
+
 }  // namespace tfla::reference

@@ -81,4 +81,8 @@ class Judge {
 // are rounded on the way: there the bound is what the paper's kernels reach, and a fifth of it for df above 1e-2.
 [[nodiscard]] double bound(const std::string& tensor, Regime regime, DType dtype, Device device = Device::cpu);
 
+// That bound for a case: a 16-bit number counts by the root mean square of its rounding over many elements, and where
+// few make up the norm, by all of it.
+[[nodiscard]] double allowed_error(const std::string& tensor, const Case& description);
+
 }  // namespace tfla::reference

@@ -51,9 +51,9 @@ __device__ TokenScalars<typename Config<T>::Real> token_scalars(const StepCall<t
     f = cap * tanh(f / cap);
     i = cap * tanh(i / cap);
   }
-  f = step_log_sigmoid(f);
+  if (!call.log_space) f = step_log_sigmoid(f);
   if (f < static_cast<Real>(least_log_forget)) f = static_cast<Real>(least_log_forget);
-  if (!call.exponential) i = step_log_sigmoid(i);
+  if (!call.log_space && !call.exponential) i = step_log_sigmoid(i);
   const Real sum = f + m, part = sum - m;
   const Real rest = (f - part) + (m - (sum - part));  // sum + rest is f + m exactly
   const Real next = call.exponential ? max(sum, i) : Real{0};
