@@ -83,7 +83,9 @@ def measure(program: Path, lengths: tuple[int, ...], min_time: float) -> dict[st
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--program", type=Path, default=ROOT / "build/cuda/tfla", help="tfla, built with CUDA")
     parser.add_argument("--tokens", type=int, action="append", help="a sequence length (default: 512 to 65,536)")
     parser.add_argument("--min-time", type=float, default=0.3, help="seconds per timing")

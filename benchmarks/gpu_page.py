@@ -96,7 +96,7 @@ def draw(measured: Measurements, out: Path) -> None:
         axis.set_xlabel("sequence length T, 65,536 tokens in all")
         axis.set_ylabel("ms")
         axis.grid(alpha=0.3)
-    axes[0].legend(fontsize=8)
+    axes[1].legend(fontsize=8, loc="lower right")
     heads, dqk, dhv = measured["shape"]
     figure.suptitle(f"{measured['about']['gpu']}, bfloat16, {heads} heads of {dqk}/{dhv}")
     figure.tight_layout()
@@ -115,8 +115,8 @@ def write(measured: Measurements, out: Path) -> None:
 
 Written by `benchmarks/compare.py`. {about["gpu"]}, {tfla["date"]}, tfla {tfla["tfla"]}, {packages}.
 
-{measured["total_tokens"]:,} tokens in all, {heads} heads of {dqk}/{dhv}, bfloat16, gates in float32, default chunk size; medians, peers and tfla in
-one run. tfla is timed through its C++ calls, recorded in a graph, training with `keep_states`; peers through PyTorch by
+{measured["total_tokens"]:,} tokens in all, {heads} heads of {dqk}/{dhv}, bfloat16, gates in float32, default chunk
+size; medians, peers and tfla in one run. tfla is timed through its C++ calls, recorded in a graph, training with `keep_states`; peers through PyTorch by
 CUDA events. Simple GLA has no input gate and no normalizer. Peak memory: all tensors of the call and its work space.
 
 {times_table(measured)}

@@ -56,7 +56,13 @@ class Peer:
             data = torch.randn(*shape, *(() if width is None else (width,)), device="cuda", dtype=torch.float32) + mean
             return data.to(dtype).requires_grad_()
 
-        inputs = [tensor(dqk), tensor(dqk), tensor(dhv), tensor(None, -4, torch.float32), tensor(None, 4.5, torch.float32)]
+        inputs = [
+            tensor(dqk),
+            tensor(dqk),
+            tensor(dhv),
+            tensor(None, -4, torch.float32),
+            tensor(None, 4.5, torch.float32),
+        ]
         dh = tensor(dhv).detach()
 
         def training() -> None:
@@ -83,7 +89,9 @@ def sequence_peers() -> list[Peer]:
     from mlstm_kernels.torch.chunkwise.triton_xl_chunk import mlstm_chunkwise__xl_chunk
     from mlstm_kernels.torch.chunkwise.triton_xl_chunk_siging import mlstm_siging_chunkwise__xl_chunk
 
-    def exponential(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, i: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
+    def exponential(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, i: torch.Tensor, f: torch.Tensor
+    ) -> torch.Tensor:
         return mlstm_chunkwise__xl_chunk(q, k, v, i, f, chunk_size=CHUNK, autocast_kernel_dtype=torch.bfloat16)
 
     def sigmoid(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, i: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
