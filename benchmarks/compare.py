@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times tfla and the published Triton kernels side by side on this GPU; writes docs/benchmarks/gpu.{json,md,png,svg}."""
+"""Times tfla and the published Triton kernels side by side on this GPU; writes docs/benchmarks/gpu.*."""
 
 from __future__ import annotations
 

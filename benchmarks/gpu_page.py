@@ -116,8 +116,9 @@ def write(measured: Measurements, out: Path) -> None:
 Written by `benchmarks/compare.py`. {about["gpu"]}, {tfla["date"]}, tfla {tfla["tfla"]}, {packages}.
 
 {measured["total_tokens"]:,} tokens in all, {heads} heads of {dqk}/{dhv}, bfloat16, gates in float32, default chunk
-size; medians, peers and tfla in one run. tfla is timed through its C++ calls, recorded in a graph, training with `keep_states`; peers through PyTorch by
-CUDA events. Simple GLA has no input gate and no normalizer. Peak memory: all tensors of the call and its work space.
+size; medians, peers and tfla in one run. tfla is timed through its C++ calls, recorded in a graph, training with
+`keep_states`; peers through PyTorch by CUDA events. Simple GLA has no input gate and no normalizer. Peak memory: all
+tensors of the call and its work space.
 
 {times_table(measured)}
 ![times over sequence length](gpu.svg)
