@@ -80,6 +80,7 @@ struct StepTile {
 template <class T, class Tile>
 __global__ void __launch_bounds__(step_threads, sizeof(typename Config<T>::Real) == 4 ? Tile::blocks : 1)
     step_cluster_kernel(StepCall<typename Config<T>::Real> step, int column_tiles) {
+#if __CUDA_ARCH__ >= 900  // never launched on anything older, and not to be compiled for it
   using Real = typename Config<T>::Real;
   constexpr int piece = Piece<Real>::size;
   constexpr int ColumnGroups = Tile::column_groups;
@@ -181,6 +182,7 @@ __global__ void __launch_bounds__(step_threads, sizeof(typename Config<T>::Real)
       arch::cluster_wait();  // the new n and m are there
     }
   }
+#endif
 }
 
 bool has_clusters() {
