@@ -73,7 +73,7 @@ __device__ TokenScalars<typename Config<T>::Real> token_scalars(const StepCall<t
 template <int ColumnGroups, int Ahead, int Blocks>
 struct StepTile {
   static constexpr int column_groups = ColumnGroups;
-  static constexpr int ahead = Ahead;
+  [[maybe_unused]] static constexpr int ahead = Ahead;
   static constexpr int blocks = Blocks;  // on a multiprocessor
 };
 
