@@ -12,12 +12,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tfla import check, distributed, info, nn, ops, reference
+    from tfla import analysis, check, distributed, info, nn, ops, reference
     from tfla.ops import State, mlstm, mlstm_parallel, mlstm_recurrent, mlstm_step
 
 __version__ = "0.1.0"
 __all__ = [
     "State",
+    "analysis",
     "check",
     "distributed",
     "info",
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 _FROM_OPS = ("State", "mlstm", "mlstm_parallel", "mlstm_recurrent", "mlstm_step")
-_MODULES = ("check", "compat", "distributed", "info", "jax", "nn", "ops", "reference")
+_MODULES = ("analysis", "check", "compat", "distributed", "info", "jax", "nn", "ops", "reference")
 
 if not TYPE_CHECKING:  # which sees the imports above, and would otherwise believe in any name
 
