@@ -17,7 +17,9 @@ LENGTHS = (512, 2048, 8192, 32_768, 65_536)
 HEADS, DQK, DHV = 16, 128, 256
 GATES = ("exp", "sig")
 
-EXAMPLES = """examples:
+EXAMPLES = """What it needs besides tfla is in benchmarks/requirements-gpu.txt.
+
+examples:
   benchmarks/compare.py                               everything, five minutes on an H200
   benchmarks/compare.py --tokens 8192 --min-time 0.1  one length, quickly
   benchmarks/compare.py --measure run.json            only measure: on a GPU machine without matplotlib
@@ -94,6 +96,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "docs/benchmarks", help="where page, plot and data go")
     given = parser.parse_args()
     if given.draw is not None:
+        if not given.draw.is_file():
+            parser.error(f"--draw was {given.draw}, which is not a file; --measure FILE makes one")
         measured = json.loads(given.draw.read_text())
     else:
         if not given.program.exists():

@@ -350,5 +350,28 @@ TEST(ValidationSmall, ViewsCheckTheirRank) {
   EXPECT_EQ(view.transposed(0, 2).shape[0], 5);
 }
 
+// How much there is to save is the plan's to say, so it is the run that refuses. A CPU has nothing to save.
+TEST(ValidationSmall, SavedIsAsLongAsThePlanSays) {
+  Problem problem(good_case());
+  alignas(64) std::byte room[128] = {};
+  for (const bool keep : {false, true}) {
+    MlstmForward f = problem.forward();
+    MlstmBackward b = problem.backward();
+    f.options.keep_states = b.options.keep_states = keep;
+    EXPECT_EQ(plan(f).saved_bytes, 0U);
+    EXPECT_EQ(plan(b).saved_bytes, 0U);
+    f.saved = room;
+    b.saved = room;
+    const Snapshot before = all_contents(problem);
+    expect_sentence(refusal([&] { forward(f); }), "saved");
+    expect_sentence(refusal([&] { backward(b); }), "saved");
+    EXPECT_TRUE(same_bits(all_contents(problem), before));
+    f.saved = {};
+    b.saved = {};
+    forward(f);
+    backward(b);
+  }
+}
+
 }  // namespace
 }  // namespace tfla::test

@@ -218,7 +218,7 @@ bool launch(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream)
 template <class T>
 bool launch_step_cluster(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream) {
   if (!has_clusters() || !state_is_wide(step)) return false;
-  // H200, 8 heads 256/512: few states take 5 us in narrow tiles with many rows on their way, 8.6 in wide ones; many
+  // H200, 8 heads 256/512: few states take 5.2 us in narrow tiles with many rows on their way, 8.6 in wide ones; many
   // states 3.9 TB/s in wide tiles, of which more fit onto a multiprocessor, 3.4 in narrow ones.
   constexpr std::int64_t few = 32;
   if (step.call.sequences * step.call.heads <= few && launch<StepTile<16, 4, 1>, T>(step, stream)) return true;
