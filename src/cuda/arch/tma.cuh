@@ -10,7 +10,8 @@ namespace tfla::cuda::arch {
 // What this thread wrote to shared memory is seen by copies and products that follow.
 __device__ __forceinline__ void writes_before_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// A box at (column, token, head, batch), or (column, row); `barrier` counts its bytes. Outside of the tensor: zeros.
+// A box at (column, token, head, batch), or (column, row, matrix); `barrier` counts its bytes. Outside of the tensor:
+// zeros.
 __device__ __forceinline__ void load_box(unsigned shared, const CUtensorMap* tensor, unsigned barrier, int column,
                                          int token, int head, int batch) {
   asm volatile(
@@ -20,11 +21,11 @@ __device__ __forceinline__ void load_box(unsigned shared, const CUtensorMap* ten
       : "memory");
 }
 __device__ __forceinline__ void load_box(unsigned shared, const CUtensorMap* tensor, unsigned barrier, int column,
-                                         int row) {
+                                         int row, int matrix) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
-          shared),
-      "l"(tensor), "r"(barrier), "r"(column), "r"(row)
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
+      "[%2];" ::"r"(shared),
+      "l"(tensor), "r"(barrier), "r"(column), "r"(row), "r"(matrix)
       : "memory");
 }
 
@@ -35,9 +36,10 @@ __device__ __forceinline__ void store_box(unsigned shared, const CUtensorMap* te
                "r"(shared), "r"(column), "r"(token), "r"(head), "r"(batch)
                : "memory");
 }
-__device__ __forceinline__ void store_box(unsigned shared, const CUtensorMap* tensor, int column, int row) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(tensor), "r"(shared),
-               "r"(column), "r"(row)
+__device__ __forceinline__ void store_box(unsigned shared, const CUtensorMap* tensor, int column, int row,
+                                          int matrix) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(tensor),
+               "r"(shared), "r"(column), "r"(row), "r"(matrix)
                : "memory");
 }
 __device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }

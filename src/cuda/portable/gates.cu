@@ -134,6 +134,11 @@ __global__ void gate_vectors_kernel(Call<Real> call) {
     as_exponent(c, call.log_c[at + t]);
     call.qbar[at + t] = static_cast<Real>(exp(u + m_start));
     call.abar[at + t] = static_cast<Real>(exp(b_last + c - m_end));
+    if (!call.normalized && call.h.data != nullptr) {  // backward has them from forward, or makes them
+      call.inverse[at + t] = 1;
+      call.slope[at + t] = 0;
+    }
+    call.floor[at + t] = static_cast<Real>(exp(u - call.b[at + t]));
   }
   if (threadIdx.x == 0) call.gbar[unit] = static_cast<Real>(exp(b_last + m_start - m_end));
 }

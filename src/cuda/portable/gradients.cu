@@ -316,7 +316,7 @@ void launch_gradients(const Call<RealOf<T>>& call, cudaStream_t stream) {
                 dhv_tiles);
   const std::int64_t warps = call.numbers * call.heads;
   launch_blocks("gate_gradients", gate_gradients_kernel<RealOf<T>>, (warps * 32 + block_threads - 1) / block_threads,
-                block_threads, 0, stream, call, dqk_tiles, static_cast<int>(through_parts<T>(call)));
+                block_threads, 0, stream, call, dqk_tiles, call.through_parts);
 }
 
 #define TFLA_INSTANTIATE(T) template void launch_gradients<T>(const Call<typename Config<T>::Real>&, cudaStream_t)

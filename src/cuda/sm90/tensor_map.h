@@ -20,7 +20,9 @@ inline constexpr int panel = 64;
 [[nodiscard]] CUtensorMap token_map(const Rows& rows, std::int64_t batch, std::int64_t tokens, std::int64_t heads,
                                     std::int64_t columns, int box_tokens);
 
-// A [rows, columns] matrix of 16-bit numbers as (column, row) in boxes of 64 columns by box_rows.
-[[nodiscard]] CUtensorMap matrix_map(const void* data, std::int64_t rows, std::int64_t columns, int box_rows);
+// [matrices, rows, columns] of 16-bit numbers as (column, row, matrix) in boxes of 64 columns by box_rows; rows beyond
+// those of the matrix read as zero too.
+[[nodiscard]] CUtensorMap matrix_map(const void* data, std::int64_t matrices, std::int64_t rows, std::int64_t columns,
+                                     int box_rows);
 
 }  // namespace tfla::cuda::sm90
