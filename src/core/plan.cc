@@ -178,9 +178,10 @@ Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions&
             .threads = execution.threads > 0 ? execution.threads : cpu::default_threads()};
   plan.keeps_states = options.keep_states && plan.device == Device::cuda && plan.formulation != Formulation::recurrent;
   if (plan.device == Device::cuda && !execution.portable) {
-    const bool takes = cuda::hopper_takes(plan, options);
-    plan.hopper = takes && fits;
-    plan.keeps_rows = takes && plan.keeps_states;
+    const bool backward = operation == Operation::backward;
+    plan.hopper = operation != Operation::step && fits &&
+                  (backward ? cuda::hopper_takes_backward : cuda::hopper_takes)(shape, options);
+    plan.keeps_rows = plan.keeps_states && cuda::hopper_takes(shape, options);
   }
   if (plan.formulation == Formulation::recurrent) {
     plan.tile = plan.chunk = 1;
@@ -189,7 +190,7 @@ Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions&
   } else {
     choose_ranges(plan, options);
   }
-  plan.hopper_gradients = plan.hopper && cuda::hopper_takes_gradients(plan, options);
+  plan.hopper_gradients = plan.hopper && cuda::hopper_takes_gradients(plan);
   check_countable(plan);
   plan.scratch_bytes = plan.device == Device::cuda ? cuda::scratch_bytes(plan) : cpu::scratch_bytes(plan);
   if (plan.keeps_states) plan.saved_bytes = cuda::saved_bytes(plan);
@@ -255,13 +256,13 @@ Plan plan(Operation operation, const MlstmShape& shape, const MlstmOptions& opti
 Plan plan(const MlstmForward& args, const Execution& execution) {
   validate_execution(execution);
   const MlstmShape shape = validate(args, execution.device);
-  return make_plan(Operation::forward, shape, args.options, execution, cuda::hopper_takes(args));
+  return make_plan(Operation::forward, shape, args.options, execution, cuda::hopper_fits(args));
 }
 
 Plan plan(const MlstmBackward& args, const Execution& execution) {
   validate_execution(execution);
   const MlstmShape shape = validate(args, execution.device);
-  return make_plan(Operation::backward, shape, args.options, execution, cuda::hopper_takes(args));
+  return make_plan(Operation::backward, shape, args.options, execution, cuda::hopper_fits(args));
 }
 
 Plan plan(const MlstmStep& args, const Execution& execution) {

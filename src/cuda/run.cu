@@ -287,24 +287,26 @@ void count(const Plan& plan, Arena& arena, Arena& saved) {
 
 }  // namespace
 
-bool hopper_takes(const Plan& plan, const MlstmOptions& options) {
-  const MlstmShape& shape = plan.shape;
+bool hopper_takes(const MlstmShape& shape, const MlstmOptions& options) {
   constexpr std::int64_t widest_qk = 256;
-  const bool known = plan.formulation == Formulation::chunkwise && shape.dtype == DType::bfloat16 &&
-                     shape.sequences == shape.batch && shape.tokens > 0 && shape.batch > 0 && shape.dqk % 8 == 0 &&
-                     shape.dhv % 8 == 0 && shape.dqk <= widest_qk;
-  // The exact normalizer gradient carries dn, which these kernels do not.
-  const bool exact = plan.operation == Operation::backward && resolve(options, shape.dqk).exact;
-  return known && !exact && resolve(options, shape.dqk).scale > 0 && sm90::supported_device();
+  return options.formulation == Formulation::chunkwise && shape.dtype == DType::bfloat16 &&
+         shape.sequences == shape.batch && shape.tokens > 0 && shape.batch > 0 && shape.dqk % 8 == 0 &&
+         shape.dhv % 8 == 0 && shape.dqk <= widest_qk && resolve(options, shape.dqk).scale > 0 &&
+         sm90::supported_device();
 }
 
-bool hopper_takes_gradients(const Plan& /*plan*/, const MlstmOptions& /*options*/) { return false; }
+bool hopper_takes_backward(const MlstmShape& shape, const MlstmOptions& options) {
+  // The exact normalizer gradient carries dn, which these kernels do not.
+  return hopper_takes(shape, options) && !resolve(options, shape.dqk).exact;
+}
 
-bool hopper_takes(const MlstmForward& args) {
+bool hopper_takes_gradients(const Plan& /*plan*/) { return false; }
+
+bool hopper_fits(const MlstmForward& args) {
   return !args.cu_seqlens.given() && all_mapped(args.q, args.k, args.v, args.h);
 }
 
-bool hopper_takes(const MlstmBackward& args) {
+bool hopper_fits(const MlstmBackward& args) {
   return !args.cu_seqlens.given() && !args.dlast_state.n.given() &&
          all_mapped(args.q, args.k, args.v, args.dh, args.dq, args.dk, args.dv);
 }

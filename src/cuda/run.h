@@ -11,12 +11,13 @@ namespace tfla::cuda {
 void check_available();
 
 // Whether the kernels of sm_90a take calls of this shape on the current device, as far as that depends on the shape.
-[[nodiscard]] bool hopper_takes(const Plan& plan, const MlstmOptions& options);
-[[nodiscard]] bool hopper_takes_gradients(const Plan& plan, const MlstmOptions& options);
+[[nodiscard]] bool hopper_takes(const MlstmShape& shape, const MlstmOptions& options);
+[[nodiscard]] bool hopper_takes_backward(const MlstmShape& shape, const MlstmOptions& options);
+[[nodiscard]] bool hopper_takes_gradients(const Plan& plan);
 // And as far as it depends on the tensors: steps between rows that the tensor memory accelerator knows, one sequence
 // per row of the batch.
-[[nodiscard]] bool hopper_takes(const MlstmForward& args);
-[[nodiscard]] bool hopper_takes(const MlstmBackward& args);
+[[nodiscard]] bool hopper_fits(const MlstmForward& args);
+[[nodiscard]] bool hopper_fits(const MlstmBackward& args);
 
 [[nodiscard]] std::size_t scratch_bytes(const Plan& plan);
 [[nodiscard]] std::size_t saved_bytes(const Plan& plan);
