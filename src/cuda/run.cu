@@ -291,8 +291,7 @@ bool hopper_takes(const MlstmShape& shape, const MlstmOptions& options) {
   constexpr std::int64_t widest_qk = 256;
   return options.formulation == Formulation::chunkwise && shape.dtype == DType::bfloat16 &&
          shape.sequences == shape.batch && shape.tokens > 0 && shape.batch > 0 && shape.dqk % 8 == 0 &&
-         shape.dhv % 8 == 0 && shape.dqk <= widest_qk && resolve(options, shape.dqk).scale > 0 &&
-         sm90::supported_device();
+         shape.dhv % 8 == 0 && shape.dqk <= widest_qk && sm90::supported_device();
 }
 
 bool hopper_takes_backward(const MlstmShape& shape, const MlstmOptions& options) {

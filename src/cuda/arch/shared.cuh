@@ -23,6 +23,14 @@ __device__ __forceinline__ float4 read_float4(unsigned shared) {
                : "memory");
   return x;
 }
+__device__ __forceinline__ uint2 read_words(unsigned shared) {
+  uint2 x;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(shared) : "memory");
+  return x;
+}
+__device__ __forceinline__ void write_half_word(unsigned shared, unsigned short x) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(shared), "h"(x) : "memory");
+}
 __device__ __forceinline__ void write_float(unsigned shared, float x) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared), "f"(x) : "memory");
 }

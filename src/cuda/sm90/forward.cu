@@ -7,9 +7,9 @@
 //   warps 4-11   outputs: two warpgroups take blocks in turn. S = Q K^T, gates, O = Q C, O += P V; H goes where Q was
 //   warps 12-15  the state: rounds C for the outputs, then adds the block's keys and values
 //
-// P goes into its product as the sum of two bfloat16: its rounding would be half of the error of H.
+// P of the first 16 keys of a block, which all of its rows see, goes into its product as the sum of two bfloat16: the
+// rounding of P would be half of the error of H. Both terms of all keys would take 8 % longer.
 #include <algorithm>
-#include <cmath>
 
 #include "cuda/arch/barrier.cuh"
 #include "cuda/arch/math.cuh"
@@ -29,9 +29,6 @@ constexpr int forward_threads = 4 * warpgroup_threads;
 // Shared memory, in bytes from a 1,024-byte boundary. M: 64-column panels of Q and K.
 template <int M, int N>
 struct ForwardSpace {
-  static constexpr int output_registers = M == 1 && N == 128 ? 160 : 152;
-  static constexpr int state_registers = M * N > 128 ? 176 : M == 1 ? 152 : 168;
-  static constexpr int mover_registers = 512 - 2 * output_registers - state_registers;
   static constexpr int slots = M > 2 ? 3 : 4, k_slots = M > 2 ? 2 : 3;  // of Q and of V with its gates; of K
   static constexpr int k_bytes = M * panel_bytes, v_bytes = N / 64 * panel_bytes;
   static constexpr int q_bytes = k_bytes > v_bytes ? k_bytes : v_bytes;  // H is staged there
@@ -41,7 +38,7 @@ struct ForwardSpace {
   static constexpr int floor = abar + 4 * block_tokens, decay = floor + 4 * block_tokens, gate_bytes = decay + 16;
 
   static constexpr int q = 0, k = q + slots * q_bytes, v = k + k_slots * k_bytes, state = v + slots * v_bytes;
-  static constexpr int n = state + c_bytes, n_bytes = 4 * 64 * M;  // twice
+  static constexpr int n = state + c_bytes, n_part = 2 * 64 * M, n_bytes = 3 * n_part;  // twice
   static constexpr int gates = n + 2 * n_bytes, rows = gates + slots * gate_bytes;
   static constexpr int inverse = 0, slope = 4 * block_tokens, row_bytes = 8 * block_tokens;  // 1 / den and its slope
   static constexpr int barriers = rows + slots * row_bytes;
@@ -52,13 +49,20 @@ struct ForwardSpace {
   static constexpr int bytes = c_empty + 8 + 1024;
 };
 
+// Of a thread, by what it does: 512 for one thread of each warpgroup. Found by trial, so that nothing spills.
+template <int M, int N, bool Normalized>
+struct ForwardRegisters {
+  static constexpr int outputs = N == 64 ? (Normalized ? 136 : 144) : M == 1 ? 160 : 144;
+  static constexpr int state = N == 64 ? (Normalized ? 200 : 184) : M == 1 ? 152 : 184;
+  static constexpr int movers = 512 - 2 * outputs - state;
+};
+
 struct ForwardMaps {
   CUtensorMap q, k, v, h;
 };
 
 struct ForwardShape {
   int column_tiles, items;
-  float log_scale;  // base 2
 };
 
 // The blocks of 64 tokens of one segment, and the columns.
@@ -180,13 +184,15 @@ struct Forward {
     if (lane == 0) arch::wait_stores<0>();
   }
 
-  __device__ void make_outputs(int warpgroup) const {
+  // Compiled for each warpgroup: slots and descriptors are then known to be the same in all lanes.
+  template <int Warpgroup>
+  __device__ void make_outputs() const {
     const Lane lane;
-    Slots ring(warpgroup);
-    KeySlots k(warpgroup);
+    Slots ring(Warpgroup);
+    KeySlots k(Warpgroup);
     unsigned c_phase = 0;
-    each_block(warpgroup, [&](const ForwardItem& /*it*/, int /*block*/) {
-      output_block(warpgroup, lane, ring, k, c_phase);
+    each_block(Warpgroup, [&](const ForwardItem& /*it*/, int /*block*/) {
+      output_block<Warpgroup>(lane, ring, k, c_phase);
       ring.advance(2);
       k.advance(2);
       c_phase ^= 1;
@@ -261,7 +267,8 @@ struct Forward {
     });
   }
 
-  __device__ __forceinline__ void output_block(int warpgroup, const Lane& lane, const Slots& ring, const KeySlots& k, unsigned c_phase) const {
+  template <int Warpgroup>
+  __device__ __forceinline__ void output_block(const Lane& lane, const Slots& ring, const KeySlots& k, unsigned c_phase) const {
     const unsigned q_tile = at(Space::q, ring.slot, Space::q_bytes), k_tile = at(Space::k, k.slot, Space::k_bytes);
     const unsigned gates = at(Space::gates, ring.slot, Space::gate_bytes);
     float s[32], o[N / 2];
@@ -282,7 +289,6 @@ struct Forward {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       u[h] = arch::read_float2(gates + Space::u + 8 * (lane.row + 8 * h));
-      u[h].y += shape.log_scale;
     }
     arch::products_wait<0>();
     arch::pin(s);
@@ -290,7 +296,7 @@ struct Forward {
     float sums[2] = {0, 0};
     gate_scores(s, u, gates, lane, sums);
 
-    arch::wait(at(Space::c_full, warpgroup), c_phase);
+    arch::wait(at(Space::c_full, Warpgroup), c_phase);
     const std::uint64_t state = arch::tile_descriptor(at(Space::state), M * panel_bytes);
     arch::products_begin();
 #pragma unroll
@@ -301,36 +307,42 @@ struct Forward {
     }
     arch::products_commit();
     float qn[2] = {0, 0};
-    if (Normalized) dots_with_n(q_tile, at(Space::n, warpgroup, Space::n_bytes), lane, qn);
+    if (Normalized) dots_with_n(q_tile, at(Space::n, Warpgroup, Space::n_bytes), lane, qn);
     arch::products_wait<0>();
     arch::pin(o);
     if (lane.lane == 0) arch::arrive(at(Space::c_empty));
 
-    float weight[2], inverse[2] = {1, 1};
+    // What a row is multiplied by: scale / den, in the part of the state times qbar.
+    float factor[2], weight[2];
+    const auto scale = static_cast<float>(call.scale);
 #pragma unroll
-    for (int h = 0; h < 2; ++h)
-      weight[h] = static_cast<float>(call.scale) * arch::read_float(gates + Space::qbar + 4 * (lane.row + 8 * h));
-    if (Normalized) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
+    for (int h = 0; h < 2; ++h) {
+      factor[h] = scale;
+      weight[h] = arch::read_float(gates + Space::qbar + 4 * (lane.row + 8 * h));
+      if (Normalized) {
         const float least = arch::read_float(gates + Space::floor + 4 * (lane.row + 8 * h));
-        const float sum = over_row(sums[h] + weight[h] * qn[h]), size = fabsf(sum);
-        inverse[h] = 1 / (fmaxf(size, least) + static_cast<float>(call.eps));
-        weight[h] *= inverse[h];
+        const float sum = scale * over_row(sums[h] + weight[h] * qn[h]), size = fabsf(sum);
+        const float inverse = __fdividef(1, fmaxf(size, least) + static_cast<float>(call.eps));
+        factor[h] *= inverse;
         if (lane.pair == 0) {
           const unsigned row = at(Space::rows, ring.slot, Space::row_bytes) + 4 * (lane.row + 8 * h);
-          arch::write_float(row + Space::inverse, inverse[h]);
-          arch::write_float(row + Space::slope, size > least ? copysignf(inverse[h], -sum) : 0.0F);
+          arch::write_float(row + Space::inverse, inverse);
+          arch::write_float(row + Space::slope, size > least ? copysignf(inverse, -sum) : 0.0F);
         }
       }
+      weight[h] *= factor[h];
     }
 #pragma unroll
     for (int e = 0; e < N / 2; ++e) o[e] *= weight[e / 2 % 2];
-    uint32_t high[4][4], low[4][4];
+    uint32_t high[4][4], low[4];
 #pragma unroll
     for (int e = 0; e < 32; e += 2) {
-      const float by = inverse[e / 2 % 2];
-      high[e / 8][e / 2 % 4] = split(float2{s[e] * by, s[e + 1] * by}, low[e / 8][e / 2 % 4]);
+      const float by = factor[e / 2 % 2];
+      const float2 value{s[e] * by, s[e + 1] * by};
+      if (e < 8)
+        high[0][e / 2] = split(value, low[e / 2]);
+      else
+        high[e / 8][e / 2 % 4] = arch::pack(value, __nv_bfloat16{});
     }
     arch::pin(o);
     const std::uint64_t values = arch::tile_descriptor(at(Space::v, ring.slot, Space::v_bytes), panel_bytes);
@@ -339,14 +351,14 @@ struct Forward {
     for (int t = 0; t < 4; ++t) {
       constexpr int token_step = 16 * 128 / 16;
       arch::multiply<__nv_bfloat16, across>(o, high[t], values + t * token_step, true);
-      arch::multiply<__nv_bfloat16, across>(o, low[t], values + t * token_step, true);
     }
+    arch::multiply<__nv_bfloat16, across>(o, low, values, true);
     arch::products_commit();
     arch::products_wait<0>();
     arch::pin(o);
     if (lane.lane == 0) arch::arrive(at(Space::v_empty, ring.slot));
 
-    arch::named_wait(warps_barrier(warpgroup), warpgroup_threads);  // nobody reads Q any more
+    arch::named_wait(warps_barrier(Warpgroup), warpgroup_threads);  // nobody reads Q any more
 #pragma unroll
     for (int n = 0; n < N / 16; ++n) {
       const float* x = o + 8 * n;
@@ -355,27 +367,32 @@ struct Forward {
                         pack(6));
     }
     arch::writes_before_copies();
-    arch::named_arrive(staged_barrier(warpgroup), warpgroup_threads + 32);
+    arch::named_arrive(staged_barrier(Warpgroup), warpgroup_threads + 32);
   }
 
   // S becomes P before the denominator; sums of its rows too. 16-key parts right of a warp's rows are masked whole.
   __device__ __forceinline__ void gate_scores(float (&s)[32], const float2 (&u)[2], unsigned gates, const Lane& lane,
                                               float (&sums)[2]) const {
+    const auto gate_part = [&](int part, bool masked) {
+#pragma unroll
+      for (int n = 2 * part; n < 2 * part + 2; ++n) {
+        const float4 c = arch::read_float4(gates + Space::c + 8 * (8 * n + lane.pair));
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int h = e / 2, column = 8 * (n % 2) + lane.pair + e % 2;
+          const float exponent = (u[h].x + (e % 2 ? c.z : c.x)) + (u[h].y + (e % 2 ? c.w : c.y));
+          s[4 * n + e] *= arch::exp2(exponent);
+          if (masked && column > lane.row % 16 + 8 * h) s[4 * n + e] = 0;
+          if (Normalized) sums[h] += s[4 * n + e];
+        }
+      }
+    };
 #pragma unroll
     for (int part = 0; part < 4; ++part) {
-      if (part <= lane.warp) {
-#pragma unroll
-        for (int n = 2 * part; n < 2 * part + 2; ++n) {
-          const float4 c = arch::read_float4(gates + Space::c + 8 * (8 * n + lane.pair));
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            const int h = e / 2, column = 8 * n + lane.pair + e % 2;
-            const float exponent = (u[h].x + (e % 2 ? c.z : c.x)) + (u[h].y + (e % 2 ? c.w : c.y));
-            const float gated = s[4 * n + e] * arch::exp2(exponent);
-            s[4 * n + e] = column <= lane.row + 8 * h ? gated : 0.0F;
-            if (Normalized) sums[h] += s[4 * n + e];
-          }
-        }
+      if (part < lane.warp) {
+        gate_part(part, false);
+      } else if (part == lane.warp) {
+        gate_part(part, true);
       } else {
 #pragma unroll
         for (int e = 8 * part; e < 8 * part + 8; ++e) s[e] = 0;
@@ -383,30 +400,36 @@ struct Forward {
     }
   }
 
-  // q.n of this thread's rows, its share of the columns.
+  // q.n of this thread's rows, in parts that add up over the row. n has all its digits: it goes in as the sum of three
+  // bfloat16, in three columns of a product with eight.
   __device__ __forceinline__ void dots_with_n(unsigned q_tile, unsigned n, const Lane& lane, float (&sums)[2]) const {
+    float product[4] = {0, 0, 0, 0};
+    const int part = lane.lane / 4;
+    const unsigned from = n + min(part, 2) * Space::n_part + lane.pair * 4;
 #pragma unroll
     for (int d = 0; d < 4 * M; ++d) {
       uint32_t tiles[4];
       arch::load_tiles(tiles, (q_tile + d / 4 * panel_bytes + lane.tile_row()) ^ (d % 4 * 32));
-      const float2 first = arch::read_float2(n + 4 * (16 * d + lane.pair));
-      const float2 next = arch::read_float2(n + 4 * (16 * d + 8 + lane.pair));
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float2 x = arch::unpack(tiles[e], __nv_bfloat16{}), y = e < 2 ? first : next;
-        sums[e % 2] += x.x * y.x + x.y * y.y;
-      }
+      uint2 column = arch::read_words(from + 32 * d);
+      if (part > 2) column = {0, 0};
+      arch::multiply_add(product, tiles, column.x, column.y, __nv_bfloat16{});
     }
+    sums[0] = product[0] + product[1];
+    sums[1] = product[2] + product[3];
   }
 
+  // In the order in which the lanes of a product read it: rows 2 i, 2 i + 1, 2 i + 8, 2 i + 9 of every 16.
   __device__ __forceinline__ void publish_n(int turn, const Lane& lane, const float (&n)[M][2]) const {
-    const unsigned to = at(Space::n, turn % 2, Space::n_bytes);
+    const int part = lane.pair / 2, k = lane.lane / 4;
+    const unsigned to = at(Space::n, turn % 2, Space::n_bytes) + part * Space::n_part + lane.warp * 32 + k / 2 * 8 + k % 2 * 2;
 #pragma unroll
     for (int m = 0; m < M; ++m)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float sum = over_row(n[m][h]);
-        if (lane.pair == 0) arch::write_float(to + 4 * (64 * m + lane.row + 8 * h), sum);
+        float rest = over_row(n[m][h]);
+        if (part > 0) rest -= __bfloat162float(__float2bfloat16_rn(rest));
+        if (part > 1) rest -= __bfloat162float(__float2bfloat16_rn(rest));
+        if (part < 3) arch::write_half_word(to + m * 128 + h * 4, __bfloat16_as_ushort(__float2bfloat16_rn(rest)));
       }
   }
 
@@ -472,6 +495,7 @@ __global__ void __launch_bounds__(forward_threads, 1)
     forward_kernel(const __grid_constant__ ForwardMaps maps, const __grid_constant__ Call<float> call,
                    const __grid_constant__ ForwardShape shape) {
   using Space = ForwardSpace<M, N>;
+  using Registers = ForwardRegisters<M, N, Normalized>;
   extern __shared__ unsigned char memory[];
   const unsigned space = (arch::shared_address(memory) + 1023U) & ~1023U;
   if (threadIdx.x == 0) {
@@ -492,15 +516,18 @@ __global__ void __launch_bounds__(forward_threads, 1)
   const Forward<M, N, Normalized> forward{call, maps, shape, space};
   const int warp = static_cast<int>(threadIdx.x) / 32, warpgroup = warp / 4;
   if (warpgroup == 0) {
-    arch::fewer_registers<Space::mover_registers>();
+    arch::fewer_registers<Registers::movers>();
     if (threadIdx.x == 0) forward.load_tokens();
     if (warp == 1) forward.load_gates();
     if (warp >= 2) forward.store_outputs(warp - 2);
-  } else if (warpgroup < 3) {
-    arch::more_registers<Space::output_registers>();
-    forward.make_outputs(warpgroup - 1);
+  } else if (warpgroup == 1) {
+    arch::more_registers<Registers::outputs>();
+    forward.template make_outputs<0>();
+  } else if (warpgroup == 2) {
+    arch::more_registers<Registers::outputs>();
+    forward.template make_outputs<1>();
   } else {
-    arch::more_registers<Space::state_registers>();
+    arch::more_registers<Registers::state>();
     forward.carry_state();
   }
 }
@@ -510,7 +537,6 @@ void launch(const Call<float>& call, cudaStream_t stream) {
   ForwardShape shape{};
   shape.column_tiles = (call.dhv + N - 1) / N;
   shape.items = static_cast<int>(call.sequences) * call.heads * call.segments * shape.column_tiles;
-  shape.log_scale = static_cast<float>(std::log2(call.scale));
   ForwardMaps maps{};
   maps.q = token_map(call.q, call.batch, call.tokens, call.qk_heads, call.dqk, block_tokens);
   maps.k = token_map(call.k, call.batch, call.tokens, call.qk_heads, call.dqk, block_tokens);
