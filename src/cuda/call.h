@@ -51,6 +51,7 @@ struct Call {
   int chunks_per_row;                // one sequence per row of the batch: its chunks; 0: packed sequences
   int segments, chunks_per_segment;  // of a sequence, in stage states
   bool exponential, log_space, normalized, exact, capped;
+  bool tensors_16_bit;
   double eps, scale, cap;
 
   Rows q, k, v, h, dh, dq, dk, dv;

@@ -131,6 +131,7 @@ Call<Real> call_of(const Args& args, const Plan& plan) {
   const Settings settings = resolve(args.options, plan.shape.dqk);
   Call<Real> call = call_of_shape<Real>(plan);
   call.exponential = settings.exponential;
+  call.tensors_16_bit = item_size(plan.shape.dtype) == 2;
   call.log_space = settings.log_space;
   call.normalized = settings.normalized;
   call.exact = settings.exact;
