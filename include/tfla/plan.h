@@ -55,7 +55,7 @@ struct Plan {
   bool hopper_gradients = false;  // and stage gradients
 
   bool keeps_states = false;    // from forward to backward, in `saved`
-  bool keeps_rows = false;      // of these only the denominators: states are cheaper to compute again
+  bool keeps_rows = false;      // of these only the denominators; on Hopper states are cheaper to compute again
   std::size_t scratch_bytes = 0;
   std::size_t saved_bytes = 0;  // 0 on the CPU, where states are cheaper to compute than to keep
   double flops = 0;             // of the matrix products, masked halves of tiles included
@@ -74,5 +74,10 @@ struct Plan {
 [[nodiscard]] Plan plan(const MlstmForward& args, const Execution& execution = {});
 [[nodiscard]] Plan plan(const MlstmBackward& args, const Execution& execution = {});
 [[nodiscard]] Plan plan(const MlstmStep& args, const Execution& execution = {});
+
+// Whether a plan made from a shape is one for these tensors: the kernels of sm_90a want rows on 16 bytes. Calls refuse
+// a plan that is not.
+[[nodiscard]] bool fits(const Plan& plan, const MlstmForward& args);
+[[nodiscard]] bool fits(const Plan& plan, const MlstmBackward& args);
 
 }  // namespace tfla

@@ -176,13 +176,14 @@ Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions&
             .shape = shape,
             .compute = shape.dtype == DType::float64 ? DType::float64 : DType::float32,
             .threads = execution.threads > 0 ? execution.threads : cpu::default_threads()};
-  plan.keeps_states = options.keep_states && plan.device == Device::cuda && plan.formulation != Formulation::recurrent;
+  plan.keeps_states = (options.keep_states || options.keep_rows) && plan.device == Device::cuda && plan.formulation != Formulation::recurrent;
   if (plan.device == Device::cuda && !execution.portable) {
     const bool backward = operation == Operation::backward;
     plan.hopper = operation != Operation::step && fits &&
                   (backward ? cuda::hopper_takes_backward : cuda::hopper_takes)(shape, options);
     plan.keeps_rows = plan.keeps_states && cuda::hopper_takes(shape, options);
   }
+  if (!options.keep_states) plan.keeps_rows = plan.keeps_states;
   if (plan.formulation == Formulation::recurrent) {
     plan.tile = plan.chunk = 1;
     plan.span = std::max<std::int64_t>(shape.longest, 1);
@@ -269,6 +270,9 @@ Plan plan(const MlstmStep& args, const Execution& execution) {
   validate_execution(execution);
   return make_plan(Operation::step, validate(args, execution.device), args.options, execution);
 }
+
+bool fits(const Plan& plan, const MlstmForward& args) { return !plan.hopper || cuda::hopper_fits(args); }
+bool fits(const Plan& plan, const MlstmBackward& args) { return !plan.hopper || cuda::hopper_fits(args); }
 
 std::string describe(const Plan& plan) {
   const MlstmShape& shape = plan.shape;
