@@ -6,6 +6,7 @@
 #include "core/arena.h"
 #include "core/settings.h"
 #include "cuda/launch.h"
+#include "cuda/sm90/stages.h"
 #include "tfla/error.h"
 
 namespace tfla::cuda {
@@ -217,7 +218,8 @@ void backward_as(const MlstmBackward& args, const Plan& plan, std::byte* scratch
   }
   launch_rows<T>(call, stream);
   launch_dstates<T>(call, stream);
-  launch_gradients<T>(call, stream);
+  if (!sm90::launch_gradients<T>(call, stream)) launch_gradients<T>(call, stream);
+  launch_gate_gradients<T>(call, stream);
 }
 
 }  // namespace

@@ -10,13 +10,22 @@ namespace tfla::cuda::arch {
 // What this thread wrote to shared memory is seen by copies and products that follow.
 __device__ __forceinline__ void writes_before_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// A box at (column, token, head, batch), or (column, row); `barrier` counts its bytes. Outside of the tensor: zeros.
+// A box at (column, token, head, batch), (column, row, matrix) or (column, row); `barrier` counts its bytes. Outside of
+// the tensor: zeros.
 __device__ __forceinline__ void load_box(unsigned shared, const CUtensorMap* tensor, unsigned barrier, int column,
                                          int token, int head, int batch) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
       "[%2];" ::"r"(shared),
       "l"(tensor), "r"(barrier), "r"(column), "r"(token), "r"(head), "r"(batch)
+      : "memory");
+}
+__device__ __forceinline__ void load_box(unsigned shared, const CUtensorMap* tensor, unsigned barrier, int column,
+                                         int row, int matrix) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::
+          "r"(shared),
+      "l"(tensor), "r"(barrier), "r"(column), "r"(row), "r"(matrix)
       : "memory");
 }
 __device__ __forceinline__ void load_box(unsigned shared, const CUtensorMap* tensor, unsigned barrier, int column,

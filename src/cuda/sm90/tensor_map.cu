@@ -70,4 +70,13 @@ CUtensorMap matrix_map(const void* data, std::int64_t rows, std::int64_t columns
   return map_of(data, 2, sizes, strides, box);
 }
 
+CUtensorMap matrices_map(const void* data, std::int64_t count, std::int64_t rows, std::int64_t columns, int box_rows) {
+  const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
+                               static_cast<cuuint64_t>(count)};
+  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(columns * item),
+                                 static_cast<cuuint64_t>(rows * columns * item)};
+  const cuuint32_t box[3] = {panel, static_cast<cuuint32_t>(box_rows), 1};
+  return map_of(data, 3, sizes, strides, box);
+}
+
 }  // namespace tfla::cuda::sm90

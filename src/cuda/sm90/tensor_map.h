@@ -23,4 +23,9 @@ inline constexpr int panel = 64;
 // A [rows, columns] matrix of 16-bit numbers as (column, row) in boxes of 64 columns by box_rows.
 [[nodiscard]] CUtensorMap matrix_map(const void* data, std::int64_t rows, std::int64_t columns, int box_rows);
 
+// [count, rows, columns] matrices one after the other, as (column, row, matrix): rows beyond the matrix read as zero,
+// and never as those of the next one.
+[[nodiscard]] CUtensorMap matrices_map(const void* data, std::int64_t count, std::int64_t rows, std::int64_t columns,
+                                       int box_rows);
+
 }  // namespace tfla::cuda::sm90

@@ -1,0 +1,122 @@
+// Stage `gradients` on Hopper: which calls take its kernel, and the launch.
+#include "cuda/sm90/gradients.cuh"
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+
+#include "cuda/launch.h"
+#include "cuda/sm90/stages.h"
+
+namespace tfla::cuda::sm90 {
+
+namespace {
+
+using namespace gradients;
+
+std::atomic<std::int64_t> launches{0};
+
+int attribute(cudaDeviceAttr which) {
+  int device = 0, value = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+  return value;
+}
+
+bool takes(const Call<float>& call) {
+  const auto in_panels = [](int columns, int most) { return columns % 8 == 0 && columns <= most; };
+  constexpr std::int64_t most = std::numeric_limits<int>::max();
+  // Sequences of up to a chunk have chunks of their own length.
+  const bool chunks_fit = call.L == chunk || (call.tokens <= chunk && call.chunks_per_row == 1);
+  return call.cu_seqlens == nullptr && chunks_fit && call.group == 1 && !call.exact && call.dn_last.data == nullptr &&
+         call.scale > 0 && in_panels(call.dqk, 2 * panel) && in_panels(call.dhv, 4 * panel) && call.tokens > 0 &&
+         call.numbers > 0 && call.all_tokens() * call.heads <= most && call.numbers * call.heads <= most - 65536 &&
+         has_map(call.q) && has_map(call.k) && has_map(call.v) && has_map(call.dh) && has_map(call.dq) &&
+         has_map(call.dk) && has_map(call.dv) && supported_device();
+}
+
+Maps maps_of(const Call<float>& call, int dqk_panels) {
+  const auto tokens = [&](const Rows& rows, int columns, int box) {
+    return token_map(rows, call.batch, call.tokens, call.heads, columns, box);
+  };
+  const auto states = [&](const void* data) {
+    return matrices_map(data, call.numbers * call.heads, call.dqk, call.padded_dhv(), dqk_panels * panel);
+  };
+  return {.q = tokens(call.q, call.dqk, chunk),
+          .k = tokens(call.k, call.dqk, chunk),
+          .v = tokens(call.v, call.dhv, chunk),
+          .dh = tokens(call.dh, call.dhv, chunk),
+          .C = states(call.states),
+          .dC = states(call.dstates),
+          .dq = tokens(call.dq, call.dqk, half),
+          .dk = tokens(call.dk, call.dqk, half),
+          .dv = tokens(call.dv, call.dhv, half)};
+}
+
+Work work_of(const Call<float>& call) {
+  return {.u = call.u,
+          .c = call.log_c,
+          .qbar = call.qbar,
+          .abar = call.abar,
+          .inverse = call.inverse,
+          .row_sums = call.row_sums,
+          .column_sums = call.column_sums,
+          .outflow = call.outflow,
+          .scale = static_cast<float>(call.scale),
+          .heads = call.heads,
+          .chunks_per_row = call.chunks_per_row,
+          .tokens = static_cast<int>(call.tokens),
+          .all_tokens = static_cast<int>(call.all_tokens()),
+          .by_heads = Divider(static_cast<std::uint32_t>(call.heads)),
+          .by_chunks_per_row = Divider(static_cast<std::uint32_t>(call.chunks_per_row)),
+          .tiles = static_cast<unsigned>(call.numbers * call.heads)};
+}
+
+template <class Size>
+void launch(const Call<float>& call, cudaStream_t stream) {
+  const Work work = work_of(call);
+  const std::int64_t blocks = std::min<std::int64_t>(work.tiles, attribute(cudaDevAttrMultiProcessorCount));
+  launch_blocks("gradients", gradients_kernel<Size>, blocks, threads, shared_bytes<Size>, stream,
+                maps_of(call, Size::dqk), work);
+}
+
+template <int Dqk>
+void launch_for_dhv(const Call<float>& call, cudaStream_t stream) {
+  switch ((call.dhv + panel - 1) / panel) {
+    case 1:
+    case 2: launch<Panels<Dqk, 2>>(call, stream); break;
+    case 3: launch<Panels<Dqk, 3>>(call, stream); break;
+    default: launch<Panels<Dqk, 4>>(call, stream); break;
+  }
+}
+
+}  // namespace
+
+bool supported_device() {
+  return attribute(cudaDevAttrComputeCapabilityMajor) == 9 && attribute(cudaDevAttrComputeCapabilityMinor) == 0;
+}
+
+std::int64_t gradients_launches() { return launches; }
+
+template <class T>
+bool launch_gradients(const Call<typename Config<T>::Real>& call, cudaStream_t stream) {
+  if constexpr (std::is_same_v<T, Type>) {
+    if (!takes(call)) return false;
+    if (call.dqk <= panel)
+      launch_for_dhv<1>(call, stream);
+    else
+      launch_for_dhv<2>(call, stream);
+    ++launches;
+    return true;
+  }
+  return false;
+}
+
+#define TFLA_INSTANTIATE(T) template bool launch_gradients<T>(const Call<typename Config<T>::Real>&, cudaStream_t)
+TFLA_INSTANTIATE(__nv_bfloat16);
+TFLA_INSTANTIATE(__half);
+TFLA_INSTANTIATE(float);
+TFLA_INSTANTIATE(double);
+#undef TFLA_INSTANTIATE
+
+}  // namespace tfla::cuda::sm90
