@@ -9,11 +9,6 @@ __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// Brings the sector of an address into the L2 cache.
-__device__ __forceinline__ void prefetch_to_l2(const void* global) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
-}
-
 // 16 bytes, of which the first `valid` are read and the rest is zero.
 __device__ __forceinline__ void copy_16(void* shared, const void* global, int valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(shared)), "l"(global),

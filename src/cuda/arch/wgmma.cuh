@@ -44,8 +44,7 @@ __device__ __forceinline__ void pin(float (&x)[R]) {
 #pragma unroll
   for (int i = 0; i < R; ++i) asm volatile("" : "+f"(x[i])::"memory");
 }
-// Keeps the compiler from remembering what it computed from x: in a long kernel it would spill that.
-__device__ __forceinline__ void forget(unsigned& x) { asm volatile("" : "+r"(x)); }
+__device__ __forceinline__ void pin(float2& x) { asm volatile("" : "+f"(x.x), "+f"(x.y)::"memory"); }
 
 #define TFLA_SUMS_4(x, i) "+f"(x[i]), "+f"(x[i + 1]), "+f"(x[i + 2]), "+f"(x[i + 3])
 #define TFLA_SUMS_16(x, i) TFLA_SUMS_4(x, i), TFLA_SUMS_4(x, i + 4), TFLA_SUMS_4(x, i + 8), TFLA_SUMS_4(x, i + 12)

@@ -108,15 +108,6 @@ __global__ void sequence_scan_kernel(Call<Real> call) {
   }
 }
 
-// As exp_sum takes it: float32 work in base 2, as two floats. A double has no such room, and multiplying it by log2(e)
-// would cost a digit where log f sums to thousands.
-__device__ void as_exponent(double x, float2& to) {
-  x *= log2_e;
-  const auto high = static_cast<float>(x);
-  to = {high, isfinite(high) ? static_cast<float>(x - high) : 0.0F};
-}
-__device__ void as_exponent(double x, double& to) { to = x; }
-
 // The vectors that matrix kernels read: one thread per token and head.
 template <class Real>
 __global__ void gate_vectors_kernel(Call<Real> call) {

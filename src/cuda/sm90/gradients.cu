@@ -46,19 +46,20 @@ Maps maps_of(const Call<float>& call, int dqk_panels) {
           .k = tokens(call.k, call.dqk, chunk),
           .v = tokens(call.v, call.dhv, chunk),
           .dh = tokens(call.dh, call.dhv, chunk),
-          .C = states(call.states),
-          .dC = states(call.dstates),
+          .dk = tokens(call.dk, call.dqk, chunk),
+          .dv = tokens(call.dv, call.dhv, chunk),
           .dq = tokens(call.dq, call.dqk, half),
-          .dk = tokens(call.dk, call.dqk, half),
-          .dv = tokens(call.dv, call.dhv, half)};
+          .C = states(call.states),
+          .dC = states(call.dstates)};
 }
 
 Work work_of(const Call<float>& call) {
   return {.u = call.u,
           .c = call.log_c,
-          .qbar = call.qbar,
-          .abar = call.abar,
           .inverse = call.inverse,
+          .b = call.b,
+          .m_start = call.m_start,
+          .m_end = call.m_end,
           .row_sums = call.row_sums,
           .column_sums = call.column_sums,
           .outflow = call.outflow,

@@ -38,17 +38,19 @@ inline constexpr int consumer_warps = 8;
 inline constexpr int producer_registers = 24, consumer_registers = 240;
 
 struct Maps {
-  CUtensorMap q, k, v, dh, C, dC;  // boxes of 128 tokens, or of all rows of a state
-  CUtensorMap dq, dk, dv;          // boxes of 64 tokens
+  CUtensorMap q, k, v, dh, dk, dv;  // boxes of 128 tokens
+  CUtensorMap dq;                   // of 64
+  CUtensorMap C, dC;                // of all rows of a state
 };
 
 // The rest of the call.
 struct Work {
   const float2* u;
   const float2* c;
-  const float* qbar;
-  const float* abar;
   const float* inverse;
+  const double* b;
+  const double* m_start;
+  const double* m_end;
   float* row_sums;
   float* column_sums;
   float* outflow;
@@ -77,12 +79,6 @@ struct Tile {
   }
 };
 
-// A tile worked out anew: nobody has registers to keep one.
-__device__ __forceinline__ Tile tile_of(const Work& work, unsigned index) {
-  arch::forget(index);
-  return Tile(work, index);
-}
-
 // Panels of 64 columns that dqk and dhv take.
 template <int Dqk, int Dhv>
 struct Panels {
@@ -102,18 +98,20 @@ struct Plan {
   static constexpr unsigned ring = dh + Size::dhv * slot_bytes;
   static constexpr unsigned u = ring + ring_slots * slot_bytes;  // float2, with log2(scale / den) in it
   static constexpr unsigned c = u + chunk * 8;                   // float2
-  static constexpr unsigned qbar = c + chunk * 8;                // float, times scale / den
-  static constexpr unsigned vectors = qbar + chunk * 4;          // int2: where vectors begin, tokens
+  static constexpr unsigned inflow = c + chunk * 8;              // float2: qbar = exp_sum(u, inflow)
+  static constexpr unsigned outflow = inflow + 8;                // float2: abar = exp_sum(c, outflow)
+  static constexpr unsigned vectors = outflow + 8;               // int2: where vectors begin, tokens
   static constexpr unsigned barriers = vectors + 8;
 };
 
-// Barriers of a tile. `full` ones are waited for by consumers, `empty` ones by producers, `staged` ones by store warps.
+// Barriers of a tile. `full` ones are waited for by consumers, `empty` ones by producers, `staged` ones by the store
+// warp.
 template <class Size>
 struct Barriers {
   static constexpr int ring_slots = Plan<Size>::ring_slots, dh_slots = Size::dhv;
-  static constexpr int jobs = Size::dhv + 2;  // of a store warp: panels of dV, dK, dQ
+  static constexpr int jobs = Size::dhv + 2;  // of the store warp: panels of dV, dK, dQ
   static constexpr int dk_job = Size::dhv, dq_job = Size::dhv + 1;
-  static constexpr int count = 6 + 2 * dh_slots + 2 * ring_slots + 2 * jobs;
+  static constexpr int count = 6 + 2 * dh_slots + 2 * ring_slots + jobs;
   unsigned base;
 
   __device__ __forceinline__ unsigned at(int index) const { return base + 8 * index; }
@@ -127,14 +125,13 @@ struct Barriers {
   __device__ __forceinline__ unsigned dh_empty(int t) const { return at(6 + dh_slots + t); }
   __device__ __forceinline__ unsigned ring_full(int s) const { return at(6 + 2 * dh_slots + s); }
   __device__ __forceinline__ unsigned ring_empty(int s) const { return at(6 + 2 * dh_slots + ring_slots + s); }
-  __device__ __forceinline__ unsigned staged(int w, int job) const {
-    return at(6 + 2 * dh_slots + 2 * ring_slots + w * jobs + job);
-  }
+  __device__ __forceinline__ unsigned staged(int job) const { return at(6 + 2 * dh_slots + 2 * ring_slots + job); }
 
-  // By one thread. Every consumer warp empties a slot; where a result leaves through it, the store warp of that
-  // consumer does so in place of its warp 0, when the store has read it.
+  // By one thread. Every consumer warp empties a slot; where a result leaves through it, the store warp does so in
+  // place of the first of them, when the result is read.
   __device__ void init() const {
-    for (const unsigned full : {q_full(), k_full(), gates_full()}) arch::barrier_init(full, 1);
+    arch::barrier_init(gates_full(), 32);
+    for (const unsigned full : {q_full(), k_full()}) arch::barrier_init(full, 1);
     for (const unsigned empty : {q_empty(), k_empty(), gates_empty()}) arch::barrier_init(empty, consumer_warps);
     for (int t = 0; t < dh_slots; ++t) {
       arch::barrier_init(dh_full(t), 1);
@@ -144,8 +141,7 @@ struct Barriers {
       arch::barrier_init(ring_full(s), 1);
       arch::barrier_init(ring_empty(s), consumer_warps);
     }
-    for (int w = 0; w < 2; ++w)
-      for (int job = 0; job < jobs; ++job) arch::barrier_init(staged(w, job), consumer_warps / 2);
+    for (int job = 0; job < jobs; ++job) arch::barrier_init(staged(job), consumer_warps);
     arch::barriers_ready();
   }
 };
@@ -198,143 +194,131 @@ __device__ __forceinline__ void load_ring(const Maps& maps, const Work& work, un
   skip();
 }
 
-// One warp: the vectors of a tile. What lies beyond its tokens is zero.
-template <class Size>
-__device__ __forceinline__ void load_gates(const Work& work, const Tile& tile, unsigned memory) {
-  using P = Plan<Size>;
-#pragma unroll 1
-  for (int t = threadIdx.x % 32; t < chunk; t += 32)
-    arch::copy_small<8>(memory + P::c + 8 * t, work.c + tile.at + min(t, tile.length - 1), t < tile.length);
-  arch::commit_copies();
-  if (threadIdx.x % 32 == 0) arch::write_int2(memory + P::vectors, {tile.at, tile.length});
-#pragma unroll 2
-  for (int t = threadIdx.x % 32; t < chunk; t += 32) {
-    float2 u{};
-    float qbar = 0;
-    if (t < tile.length) {
-      const float factor = work.scale * work.inverse[tile.at + t];
-      u = work.u[tile.at + t];
-      u.y += __log2f(factor);
-      qbar = work.qbar[tile.at + t] * factor;
-    }
-    arch::write_float2(memory + P::u + 8 * t, u);
-    arch::write_float(memory + P::qbar + 4 * t, qbar);
-  }
-  arch::wait_copies<0>();
-}
-
-// The vectors of the tile after this one, on their way to L2: what load_gates and the consumers read then takes a third
-// of the time.
-__device__ __forceinline__ void prefetch_gates(const Work& work, const Tile& tile) {
-  const int t = threadIdx.x % 32 * 4;
-  if (t >= tile.length) return;
-  arch::prefetch_to_l2(work.u + tile.at + t);
-  arch::prefetch_to_l2(work.c + tile.at + t);
-  arch::prefetch_to_l2(work.qbar + tile.at + t);
-  arch::prefetch_to_l2(work.abar + tile.at + t);
-  arch::prefetch_to_l2(work.inverse + tile.at + t);
-}
-
-// One warp: what stays for a tile, in the order in which the tile before gives it back.
+// One thread: what stays for a tile, in the order in which the tile before gives it back.
 template <class Size>
 __device__ __forceinline__ void load_resident(const Maps& maps, const Work& work, unsigned memory) {
   using P = Plan<Size>;
   const Barriers<Size> barriers{memory + P::barriers};
-  const bool leader = threadIdx.x % 32 == 0;
   unsigned parity = 1;
   for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x, parity ^= 1) {
-    const auto load_dh = [&](int t) {
+    const Tile tile(work, index);
+    const auto load = [&](const CUtensorMap& map, unsigned to, int panels, unsigned full) {
+      arch::arrive_expecting(full, panels * slot_bytes);
+#pragma unroll 1
+      for (int p = 0; p < panels; ++p)
+        arch::load_box(to + p * slot_bytes, &map, full, p * panel, tile.token, tile.head, tile.batch);
+    };
+#pragma unroll 1
+    for (int t = 0; t < Size::dhv; ++t) {
       arch::wait(barriers.dh_empty(t), parity);
-      const Tile tile = tile_of(work, index);
       arch::arrive_expecting(barriers.dh_full(t), slot_bytes);
       arch::load_box(memory + P::dh + t * slot_bytes, &maps.dh, barriers.dh_full(t), t * panel, tile.token, tile.head,
                      tile.batch);
-    };
-    const auto load_heads = [&](const CUtensorMap& map, unsigned to, unsigned full) {
-      const Tile tile = tile_of(work, index);
-      arch::arrive_expecting(full, Size::dqk * slot_bytes);
-#pragma unroll
-      for (int p = 0; p < Size::dqk; ++p)
-        arch::load_box(to + p * slot_bytes, &map, full, p * panel, tile.token, tile.head, tile.batch);
-    };
-    if (leader) {
-#pragma unroll 1
-      for (int t = 0; t < P::dk_slot; ++t) load_dh(t);
     }
-    __syncwarp();
-    arch::wait(barriers.gates_empty(), parity);
-    load_gates<Size>(work, tile_of(work, index), memory);
-    __syncwarp();
-    if (leader) {
-      arch::arrive(barriers.gates_full());
-#pragma unroll 1
-      for (int t = P::dk_slot; t < Size::dhv; ++t) load_dh(t);
-      arch::wait(barriers.k_empty(), parity);
-      load_heads(maps.k, memory + P::k, barriers.k_full());
-      arch::wait(barriers.q_empty(), parity);
-      load_heads(maps.q, memory + P::q, barriers.q_full());
-    }
-    __syncwarp();
-    if (index + gridDim.x < work.tiles) prefetch_gates(work, tile_of(work, index + gridDim.x));
+    arch::wait(barriers.k_empty(), parity);
+    load(maps.k, memory + P::k, Size::dqk, barriers.k_full());
+    arch::wait(barriers.q_empty(), parity);
+    load(maps.q, memory + P::q, Size::dqk, barriers.q_full());
   }
 }
 
-// One thread per consumer: sends what it staged, and empties the slots.
+// One warp: the vectors of a tile. u, which takes arithmetic, waits in registers for the room of the tile before.
 template <class Size>
-__device__ __forceinline__ void store_results(const Maps& maps, const Work& work, unsigned memory, int w) {
+__device__ __forceinline__ void load_gates(const Work& work, unsigned memory) {
   using P = Plan<Size>;
   const Barriers<Size> barriers{memory + P::barriers};
+  const int lane = threadIdx.x % 32;
+  unsigned parity = 1;
+#pragma unroll 1
+  for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x, parity ^= 1) {
+    const Tile tile(work, index);
+    float2 u[chunk / 32];
+#pragma unroll
+    for (int x = 0; x < chunk / 32; ++x) {
+      const int t = lane + 32 * x;
+      const bool valid = t < tile.length;
+      u[x] = valid ? work.u[tile.at + t] : float2{};
+      u[x].y += __log2f(work.scale * (valid ? work.inverse[tile.at + t] : 0));  // D is zero beyond the tokens
+      arch::pin(u[x]);
+    }
+    arch::wait(barriers.gates_empty(), parity);
+#pragma unroll
+    for (int x = 0; x < chunk / 32; ++x) arch::write_float2(memory + P::u + 8 * (lane + 32 * x), u[x]);
+#pragma unroll 1
+    for (int t = lane; t < chunk; t += 32)
+      arch::copy_small<8>(memory + P::c + 8 * t, work.c + tile.at + min(t, tile.length - 1), t < tile.length);
+    if (lane == 0) {
+      float2 inflow, outflow;
+      as_exponent(work.m_start[index], inflow);
+      arch::write_float2(memory + P::inflow, inflow);
+      as_exponent(work.b[tile.at + tile.length - 1] - work.m_end[index], outflow);
+      arch::write_float2(memory + P::outflow, outflow);
+      arch::write_int2(memory + P::vectors, {tile.at, tile.length});
+    }
+    arch::commit_copies();
+    arch::wait_copies<0>();
+    arch::arrive(barriers.gates_full());
+  }
+}
+
+// One thread: sends what the consumers staged, and empties the slots.
+template <class Size>
+__device__ __forceinline__ void store_results(const Maps& maps, const Work& work, unsigned memory) {
+  using P = Plan<Size>;
+  using B = Barriers<Size>;
+  const B barriers{memory + P::barriers};
   Ring<P::ring_slots> ring;
-  unsigned parity = 0;
+  const auto slot = [&] { return memory + P::ring + ring.slot * slot_bytes; };
   const auto read = [] {
     arch::commit_stores();
     arch::wait_stores_read<0>();
   };
+  unsigned parity = 0;
   for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x, parity ^= 1) {
     const Tile tile(work, index);
-    const int token = tile.token + w * half;
 #pragma unroll 1
     for (int t = 0; t < Size::dhv; ++t) {
       ring.advance();  // dC_t
-      arch::wait(barriers.staged(w, t), parity);
-      arch::store_box(memory + P::ring + ring.slot * slot_bytes + w * half_bytes, &maps.dv, t * panel, token, tile.head,
-                      tile.batch);
+      arch::wait(barriers.staged(t), parity);
+      arch::store_box(slot(), &maps.dv, t * panel, tile.token, tile.head, tile.batch);
       read();
       arch::arrive(barriers.ring_empty(ring.slot));
       ring.advance();
     }
     ring.advance(Size::dhv);  // C
-    arch::wait(barriers.staged(w, Barriers<Size>::dk_job), parity);
+    arch::wait(barriers.staged(B::dk_job), parity);
 #pragma unroll 1
     for (int p = 0; p < Size::dqk; ++p)
-      arch::store_box(memory + P::dh + (P::dk_slot + p) * slot_bytes + w * half_bytes, &maps.dk, p * panel, token,
-                      tile.head, tile.batch);
+      arch::store_box(memory + P::dh + (P::dk_slot + p) * slot_bytes, &maps.dk, p * panel, tile.token, tile.head,
+                      tile.batch);
     read();
 #pragma unroll 1
     for (int p = 0; p < Size::dqk; ++p) arch::arrive(barriers.dh_empty(P::dk_slot + p));
-    ring.advance(w);
-    arch::wait(barriers.staged(w, Barriers<Size>::dq_job), parity);
+    arch::wait(barriers.staged(B::dq_job), parity);
 #pragma unroll 1
-    for (int p = 0; p < Size::dqk; ++p)
-      arch::store_box(memory + P::ring + ring.slot * slot_bytes + p * half_bytes, &maps.dq, p * panel, token, tile.head,
-                      tile.batch);
-    read();
-    arch::arrive(barriers.ring_empty(ring.slot));
-    ring.advance(2 - w);
+    for (int w = 0; w < 2; ++w) {
+#pragma unroll 1
+      for (int p = 0; p < Size::dqk; ++p)
+        arch::store_box(slot() + p * half_bytes, &maps.dq, p * panel, tile.token + w * half, tile.head, tile.batch);
+      read();
+      arch::arrive(barriers.ring_empty(ring.slot));
+      ring.advance();
+    }
   }
   arch::wait_stores<0>();
 }
 
 // ---- consumers
 
-// sum (+)= A B^T over a panel of 64: rows of both lie along the depth.
+// sum (+)= A B^T over a panel of 64: rows of both lie along the depth. There the distance of panels in a descriptor means
+// nothing; two values of it keep the compiler from saving descriptors of B to use them for A much later, which spills.
 template <int R>
 __device__ __forceinline__ void multiply_panel(float (&sum)[R], unsigned a, unsigned a_offset, unsigned b,
                                                unsigned b_offset, bool add) {
 #pragma unroll
   for (int step = 0; step < 4; ++step)
-    arch::multiply<Type, Major::depth, Major::depth>(sum, arch::tile_at(a, a_offset + 32 * step),
-                                                     arch::tile_at(b, b_offset + 32 * step), add || step > 0);
+    arch::multiply<Type, Major::depth, Major::depth>(sum, arch::tile_at(a, a_offset + 32 * step, 0),
+                                                     arch::tile_at(b, b_offset + 32 * step, 16), add || step > 0);
 }
 
 // Rows g and g + 8 of this thread times a number each.
@@ -378,7 +362,7 @@ struct Lane {
   int row;               // its first key, and query; the other is 8 below
   int pair;              // its first column in every group of 8
   bool leads;            // the warp
-  bool leads_and_stays;  // the same, but where the store warp stands in for warp 0
+  bool leads_and_stays;  // the same, but where the store warp stands in for the first of consumer 0
   // Row that load_tiles and store_tiles take, in a half panel and in a panel, as swizzled: column group n lies at
   // address ^ (n << 5).
   unsigned half_row, panel_row;
@@ -389,7 +373,7 @@ struct Lane {
     row = static_cast<int>(W * half + warp * 16 + lane / 4);
     pair = static_cast<int>(lane % 4 * 2);
     leads = lane == 0;
-    leads_and_stays = leads && warp != 0;
+    leads_and_stays = leads && (W != 0 || warp != 0);
     half_row = (warp * 16 + lane % 16) * row_bytes + ((lane / 16 ^ lane % 8) << 4);
     panel_row = W * half_bytes + half_row;
   }
@@ -432,11 +416,7 @@ __device__ __forceinline__ void gate(const float (&scores)[R], std::uint32_t (&g
   }
 }
 
-// Two rows of a vector in global memory. Nothing of the next head is read or written.
-__device__ __forceinline__ float2 read_rows(const float* from, int2 vectors, int row) {
-  return {row < vectors.y ? __ldg(from + vectors.x + row) : 0,
-          row + 8 < vectors.y ? __ldg(from + vectors.x + row + 8) : 0};
-}
+// Two rows of a vector in global memory. Nothing of the next head is written.
 __device__ __forceinline__ void write_rows(float* to, int2 vectors, int row, float2 x) {
   if (threadIdx.x % 4 != 0) return;
   if (row < vectors.y) to[vectors.x + row] = x.x;
@@ -500,6 +480,13 @@ struct Consumer {
     arch::products_commit();
   }
 
+  // exp_sum of a vector at this thread's rows and a number of the tile: abar, or qbar scale / den.
+  __device__ __forceinline__ float2 row_weights(unsigned vector, unsigned number) const {
+    const unsigned row = memory + vector + Lane<W>().row * 8;
+    const float2 shift = arch::read_float2(memory + number);
+    return {exp_sum(arch::read_float2(row), shift), exp_sum(arch::read_float2(row + 64), shift)};
+  }
+
   __device__ __forceinline__ void gate_scores(const Scores& scores, Gated& gated) {
     const Lane<W> my;
     const float2 c0 = arch::read_float2(memory + P::c + my.row * 8);
@@ -509,7 +496,7 @@ struct Consumer {
   }
 
   // S^T = K Q^T and dV_0 = K dC_0; P while the second is under way; dP = V_0 dH_0^T.
-  __device__ __forceinline__ void begin_panels(Scores& scores, Gated& gated, float (&dV)[32], float2& abar) {
+  __device__ __forceinline__ void begin_panels(Scores& scores, Gated& gated, float (&dV)[32]) {
     arch::wait(barriers().k_full(), turn & 1);
     arch::wait(barriers().q_full(), turn & 1);
     arch::products_begin();
@@ -519,7 +506,6 @@ struct Consumer {
     arch::products_commit();
     begin_dv(dV);
     arch::wait(barriers().gates_full(), turn & 1);
-    abar = read_rows(work.abar, arch::read_int2(memory + P::vectors), Lane<W>().row);
     arch::products_wait<1>();
     arch::pin(scores);
     arch::pin(dK);
@@ -533,10 +519,11 @@ struct Consumer {
   }
 
   // dV = abar K dC + P^T dH panel by panel, and with it dP and dK.
-  __device__ __forceinline__ void panels(Scores& scores, Gated& gated, float2& abar) {
+  __device__ __forceinline__ void panels(Scores& scores, Gated& gated) {
     float dV[32];
-    begin_panels(scores, gated, dV, abar);
+    begin_panels(scores, gated, dV);
     const Lane<W> my;
+    const float2 abar = row_weights(P::c, P::outflow);
 #pragma unroll
     for (int t = 0; t < Size::dhv; ++t) {
       if (t > 0) {
@@ -573,7 +560,7 @@ struct Consumer {
       }
       arch::pin(dV);
       if (my.leads_and_stays) arch::arrive(barriers().ring_empty(out_slot));
-      stage(dV, slot(out_slot) + my.panel_row, 0, barriers().staged(W, t), my.leads);
+      stage(dV, slot(out_slot) + my.panel_row, 0, barriers().staged(t), my.leads);
     }
   }
 
@@ -589,23 +576,20 @@ struct Consumer {
   }
 
   // dQ = qbar dH C^T + dS K and dK = abar V dC^T + dS^T Q, with all that is left of the tile.
-  __device__ __forceinline__ void finish(Scores& scores, Gated& gated, float2 abar) {
+  __device__ __forceinline__ void finish(Scores& scores, Gated& gated) {
     const Lane<W> my;
     float dQ[Size::dqk * 32];
-    unsigned rows_of_dh = dh();
-    arch::forget(rows_of_dh);
     const int first_C = ring.slot;
 #pragma unroll
     for (int t = 0; t < Size::dhv; ++t) {
       const unsigned C = slot(take());
       arch::products_begin();
-      multiply_panel(dQ, rows_of_dh, t * slot_bytes + own, C, 0, t > 0);
+      multiply_panel(dQ, dh(), t * slot_bytes + own, C, 0, t > 0);
       arch::products_commit();
     }
     // Meanwhile the first term of dK, which is what flows out of the chunk, and dS.
-    scale_rows(dK, abar);
-    const int2 vectors = arch::read_int2(memory + P::vectors);
-    write_rows(work.outflow, vectors, my.row, row_dots(dK, k() + my.panel_row));
+    scale_rows(dK, row_weights(P::c, P::outflow));
+    write_rows(work.outflow, arch::read_int2(memory + P::vectors), my.row, row_dots(dK, k() + my.panel_row));
     arch::pin(scores);
     gate_scores(scores, gated);
     const int ds_slot0 = take(), ds_slot1 = take();
@@ -618,8 +602,8 @@ struct Consumer {
       arch::multiply<Type, Major::across>(dK, gated[step],
                                           arch::tile_at(q(), query_rows + step * step_rows, slot_bytes), true);
     arch::products_commit();
-    const float2 qbar = {arch::read_float(memory + P::qbar + my.row * 4),
-                         arch::read_float(memory + P::qbar + (my.row + 8) * 4)};
+    const float2 qbar = row_weights(P::u, P::inflow);
+    const int2 vectors = arch::read_int2(memory + P::vectors);
     arch::named_wait(3, 2 * warpgroup);  // all of dS is there, and dH is read by nobody but dQ = dH C^T
     arch::products_wait<1>();
     arch::pin(dQ);
@@ -646,18 +630,20 @@ struct Consumer {
     arch::products_wait<1>();
     arch::pin(dK);
     const float2 kdk = row_dots(dK, k() + my.panel_row);
-    stage(dK, dh() + P::dk_slot * slot_bytes + my.panel_row, slot_bytes, barriers().staged(W, B::dk_job), my.leads);
+    stage(dK, dh() + P::dk_slot * slot_bytes + my.panel_row, slot_bytes, barriers().staged(B::dk_job), my.leads);
     arch::products_wait<0>();
     arch::pin(dQ);
     if (my.leads) arch::arrive(barriers().k_empty());
-    if (W == 0 ? my.leads_and_stays : my.leads) arch::arrive(barriers().ring_empty(ds_slot0));
-    if (W == 0 ? my.leads : my.leads_and_stays) arch::arrive(barriers().ring_empty(ds_slot1));
+    if (my.leads_and_stays) {
+      arch::arrive(barriers().ring_empty(ds_slot0));
+      arch::arrive(barriers().ring_empty(ds_slot1));
+    }
     const float2 qdq = row_dots(dQ, q() + my.panel_row);
     __syncwarp();
     if (my.leads) arch::arrive(barriers().q_empty());
     begin_dk();
     arch::named_wait(1 + W, warpgroup);  // dS is read
-    stage(dQ, slot(dq_slot) + my.half_row, half_bytes, barriers().staged(W, B::dq_job), my.leads);
+    stage(dQ, slot(dq_slot) + my.half_row, half_bytes, barriers().staged(B::dq_job), my.leads);
     write_rows(work.row_sums, vectors, my.row, qdq);
     write_rows(work.column_sums, vectors, my.row, kdk);
   }
@@ -668,9 +654,8 @@ struct Consumer {
     for (; blockIdx.x + turn * gridDim.x < work.tiles; ++turn) {
       Scores scores;
       Gated gated;
-      float2 abar;
-      panels(scores, gated, abar);
-      finish(scores, gated, abar);
+      panels(scores, gated);
+      finish(scores, gated);
     }
     arch::products_wait<0>();
     arch::pin(dK);
@@ -689,9 +674,9 @@ __global__ void __launch_bounds__(threads, 1)
     case 0:
       arch::fewer_registers<producer_registers>();
       if (threadIdx.x == 0) load_ring<Size>(maps, work, memory);
-      if (threadIdx.x / 32 == 1) load_resident<Size>(maps, work, memory);
-      if (threadIdx.x == 64) store_results<Size>(maps, work, memory, 0);
-      if (threadIdx.x == 96) store_results<Size>(maps, work, memory, 1);
+      if (threadIdx.x == 32) load_resident<Size>(maps, work, memory);
+      if (threadIdx.x == 64) store_results<Size>(maps, work, memory);
+      if (threadIdx.x >= 96) load_gates<Size>(work, memory);
       break;
     case 1:
       arch::more_registers<consumer_registers>();
