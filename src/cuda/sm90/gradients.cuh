@@ -194,7 +194,7 @@ __device__ __forceinline__ void load_ring(const Maps& maps, const Work& work, un
   skip();
 }
 
-// One thread: what stays for a tile, in the order in which the tile before gives it back.
+// One thread: what stays for a tile. Q and K are needed first; the slots through which dK leaves come last.
 template <class Size>
 __device__ __forceinline__ void load_resident(const Maps& maps, const Work& work, unsigned memory) {
   using P = Plan<Size>;
@@ -202,23 +202,24 @@ __device__ __forceinline__ void load_resident(const Maps& maps, const Work& work
   unsigned parity = 1;
   for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x, parity ^= 1) {
     const Tile tile(work, index);
-    const auto load = [&](const CUtensorMap& map, unsigned to, int panels, unsigned full) {
+    const auto load = [&](const CUtensorMap& map, unsigned to, unsigned full, int first, int panels) {
       arch::arrive_expecting(full, panels * slot_bytes);
 #pragma unroll 1
       for (int p = 0; p < panels; ++p)
-        arch::load_box(to + p * slot_bytes, &map, full, p * panel, tile.token, tile.head, tile.batch);
+        arch::load_box(to + p * slot_bytes, &map, full, (first + p) * panel, tile.token, tile.head, tile.batch);
+    };
+    const auto load_dh = [&](int t) {
+      arch::wait(barriers.dh_empty(t), parity);
+      load(maps.dh, memory + P::dh + t * slot_bytes, barriers.dh_full(t), t, 1);
     };
 #pragma unroll 1
-    for (int t = 0; t < Size::dhv; ++t) {
-      arch::wait(barriers.dh_empty(t), parity);
-      arch::arrive_expecting(barriers.dh_full(t), slot_bytes);
-      arch::load_box(memory + P::dh + t * slot_bytes, &maps.dh, barriers.dh_full(t), t * panel, tile.token, tile.head,
-                     tile.batch);
-    }
-    arch::wait(barriers.k_empty(), parity);
-    load(maps.k, memory + P::k, Size::dqk, barriers.k_full());
+    for (int t = 0; t < P::dk_slot; ++t) load_dh(t);
     arch::wait(barriers.q_empty(), parity);
-    load(maps.q, memory + P::q, Size::dqk, barriers.q_full());
+    load(maps.q, memory + P::q, barriers.q_full(), 0, Size::dqk);
+    arch::wait(barriers.k_empty(), parity);
+    load(maps.k, memory + P::k, barriers.k_full(), 0, Size::dqk);
+#pragma unroll 1
+    for (int t = P::dk_slot; t < Size::dhv; ++t) load_dh(t);
   }
 }
 
@@ -310,8 +311,9 @@ __device__ __forceinline__ void store_results(const Maps& maps, const Work& work
 
 // ---- consumers
 
-// sum (+)= A B^T over a panel of 64: rows of both lie along the depth. There the distance of panels in a descriptor means
-// nothing; two values of it keep the compiler from saving descriptors of B to use them for A much later, which spills.
+// sum (+)= A B^T over a panel of 64: rows of both lie along the depth. There the distance of panels in a descriptor
+// means nothing; two values of it keep the compiler from saving descriptors of B to use them for A much later, which
+// spills.
 template <int R>
 __device__ __forceinline__ void multiply_panel(float (&sum)[R], unsigned a, unsigned a_offset, unsigned b,
                                                unsigned b_offset, bool add) {
@@ -333,18 +335,23 @@ __device__ __forceinline__ void scale_rows(float (&sum)[R], float2 by) {
   }
 }
 
-// Dot products of rows g and g + 8 with those of panels in shared memory. row: see Lane.
+// This thread's part of rows of Q or K, as it holds a sum of as many columns. row: see Lane.
 template <int R>
-__device__ __forceinline__ float2 row_dots(const float (&sum)[R], unsigned row) {
+__device__ __forceinline__ void load_rows(std::uint32_t (&rows)[R / 8][4], unsigned row) {
+#pragma unroll
+  for (int n = 0; n < R / 8; ++n) arch::load_tiles(rows[n], (row + n / 4 * slot_bytes) ^ (n % 4 << 5));
+}
+
+// Dot products of rows g and g + 8.
+template <int R>
+__device__ __forceinline__ float2 row_dots(const float (&sum)[R], const std::uint32_t (&rows)[R / 8][4]) {
   float2 dots{};
 #pragma unroll
-  for (int step = 0; step < R / 8; ++step) {
-    std::uint32_t tiles[4];
-    arch::load_tiles(tiles, (row + step / 4 * slot_bytes) ^ (step % 4 << 5));
+  for (int n = 0; n < R / 8; ++n) {
 #pragma unroll
     for (int x = 0; x < 4; ++x) {
-      const float2 pair = arch::unpack(tiles[x], Type{});
-      const int e = 8 * step + 2 * x;
+      const float2 pair = arch::unpack(rows[n][x], Type{});
+      const int e = 8 * n + 2 * x;
       (x % 2 == 0 ? dots.x : dots.y) += pair.x * sum[e] + pair.y * sum[e + 1];
     }
   }
@@ -354,6 +361,12 @@ __device__ __forceinline__ float2 row_dots(const float (&sum)[R], unsigned row) 
     dots.y += __shfl_xor_sync(0xFFFFFFFFU, dots.y, offset);
   }
   return dots;
+}
+template <int R>
+__device__ __forceinline__ float2 row_dots(const float (&sum)[R], unsigned row) {
+  std::uint32_t rows[R / 8][4];
+  load_rows<R>(rows, row);
+  return row_dots(sum, rows);
 }
 
 // Where a thread of consumer W works.
@@ -631,6 +644,11 @@ struct Consumer {
     arch::pin(dK);
     const float2 kdk = row_dots(dK, k() + my.panel_row);
     stage(dK, dh() + P::dk_slot * slot_bytes + my.panel_row, slot_bytes, barriers().staged(B::dk_job), my.leads);
+    // Q and K of the next tile are what it waits for: they are given back before the sums with them are taken.
+    std::uint32_t q_rows[Size::dqk * 4][4];
+    load_rows<Size::dqk * 32>(q_rows, q() + my.panel_row);
+    __syncwarp();
+    if (my.leads) arch::arrive(barriers().q_empty());
     arch::products_wait<0>();
     arch::pin(dQ);
     if (my.leads) arch::arrive(barriers().k_empty());
@@ -638,9 +656,7 @@ struct Consumer {
       arch::arrive(barriers().ring_empty(ds_slot0));
       arch::arrive(barriers().ring_empty(ds_slot1));
     }
-    const float2 qdq = row_dots(dQ, q() + my.panel_row);
-    __syncwarp();
-    if (my.leads) arch::arrive(barriers().q_empty());
+    const float2 qdq = row_dots(dQ, q_rows);
     begin_dk();
     arch::named_wait(1 + W, warpgroup);  // dS is read
     stage(dQ, slot(dq_slot) + my.half_row, half_bytes, barriers().staged(B::dq_job), my.leads);
