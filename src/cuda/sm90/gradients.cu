@@ -25,12 +25,13 @@ int attribute(cudaDeviceAttr which) {
 
 bool takes(const Call<float>& call) {
   const auto in_panels = [](int columns, int most) { return columns % 8 == 0 && columns <= most; };
-  constexpr std::int64_t most = std::numeric_limits<int>::max();
+  constexpr std::int64_t most = std::numeric_limits<int>::max(),
+                         most_tiles = most / 32;  // items of the ring are counted
   // Sequences of up to a chunk have chunks of their own length.
   const bool chunks_fit = call.L == chunk || (call.tokens <= chunk && call.chunks_per_row == 1);
   return call.cu_seqlens == nullptr && chunks_fit && call.group == 1 && !call.exact && call.dn_last.data == nullptr &&
          call.scale > 0 && in_panels(call.dqk, 2 * panel) && in_panels(call.dhv, 4 * panel) && call.tokens > 0 &&
-         call.numbers > 0 && call.all_tokens() * call.heads <= most && call.numbers * call.heads <= most - 65536 &&
+         call.numbers > 0 && call.all_tokens() * call.heads <= most && call.numbers * call.heads <= most_tiles &&
          has_map(call.q) && has_map(call.k) && has_map(call.v) && has_map(call.dh) && has_map(call.dq) &&
          has_map(call.dk) && has_map(call.dv) && supported_device();
 }

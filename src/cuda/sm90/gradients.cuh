@@ -8,6 +8,7 @@
 
 #include <cuda.h>
 
+#include <bit>
 #include <cstdint>
 
 #include "cuda/arch/barrier.cuh"
@@ -31,6 +32,7 @@ inline constexpr int half = 64;                   // keys, and queries, of a con
 inline constexpr unsigned row_bytes = 2 * panel;  // of a panel in shared memory
 inline constexpr unsigned slot_bytes = chunk * row_bytes;
 inline constexpr unsigned half_bytes = half * row_bytes;
+inline constexpr int last_tile = 256;  // added to the tokens of a block's last tile: what consumers know of the grid
 inline constexpr int warpgroup = 128;
 inline constexpr int threads = 3 * warpgroup;
 inline constexpr int consumer_warps = 8;
@@ -88,7 +90,9 @@ struct Panels {
 // Items of the ring in a tile: dC_0, V_0, dC_1, V_1, ..., C_0, C_1, ..., and two slots that stay empty for dS.
 template <class Size>
 struct Plan {
-  static constexpr int ring_slots = 6;                   // all of C and dS for dhv 256
+  static constexpr int ring_slots = 6;  // all of C and dS for dhv 256
+  static constexpr int ring_items = 3 * Size::dhv + 2;
+  static constexpr int even_factor = std::countr_zero(static_cast<unsigned>(ring_items));
   static constexpr int dk_slot = Size::dhv - Size::dqk;  // dK leaves through the last slots of dH
   static_assert(dk_slot >= 0);
 
@@ -100,7 +104,7 @@ struct Plan {
   static constexpr unsigned c = u + chunk * 8;                   // float2
   static constexpr unsigned inflow = c + chunk * 8;              // float2: qbar = exp_sum(u, inflow)
   static constexpr unsigned outflow = inflow + 8;                // float2: abar = exp_sum(c, outflow)
-  static constexpr unsigned vectors = outflow + 8;               // int2: where vectors begin, tokens
+  static constexpr unsigned vectors = outflow + 8;               // int2: where vectors begin, tokens (+ last_tile)
   static constexpr unsigned barriers = vectors + 8;
 };
 
@@ -254,7 +258,7 @@ __device__ __forceinline__ void load_gates(const Work& work, unsigned memory) {
       arch::write_float2(memory + P::inflow, inflow);
       as_exponent(work.b[tile.at + tile.length - 1] - work.m_end[index], outflow);
       arch::write_float2(memory + P::outflow, outflow);
-      arch::write_int2(memory + P::vectors, {tile.at, tile.length});
+      arch::write_int2(memory + P::vectors, {tile.at, tile.length + (index + gridDim.x < work.tiles ? 0 : last_tile)});
     }
     arch::commit_copies();
     arch::wait_copies<0>();
@@ -342,19 +346,20 @@ __device__ __forceinline__ void load_rows(std::uint32_t (&rows)[R / 8][4], unsig
   for (int n = 0; n < R / 8; ++n) arch::load_tiles(rows[n], (row + n / 4 * slot_bytes) ^ (n % 4 << 5));
 }
 
-// Dot products of rows g and g + 8.
+// Dot products of rows g and g + 8, in two chains each: the latency of one would show.
 template <int R>
 __device__ __forceinline__ float2 row_dots(const float (&sum)[R], const std::uint32_t (&rows)[R / 8][4]) {
-  float2 dots{};
+  float parts[4]{};
 #pragma unroll
   for (int n = 0; n < R / 8; ++n) {
 #pragma unroll
     for (int x = 0; x < 4; ++x) {
       const float2 pair = arch::unpack(rows[n][x], Type{});
       const int e = 8 * n + 2 * x;
-      (x % 2 == 0 ? dots.x : dots.y) += pair.x * sum[e] + pair.y * sum[e + 1];
+      parts[x] = fmaf(pair.x, sum[e], fmaf(pair.y, sum[e + 1], parts[x]));
     }
   }
+  float2 dots{parts[0] + parts[2], parts[1] + parts[3]};
 #pragma unroll
   for (int offset = 1; offset < 4; offset *= 2) {
     dots.x += __shfl_xor_sync(0xFFFFFFFFU, dots.x, offset);
@@ -407,10 +412,10 @@ __device__ __forceinline__ void stage(const float (&sum)[R], unsigned row, unsig
 }
 
 // P = S . D, or dS = dP . D, with keys in rows and queries in columns; D holds scale / den. Above the diagonal D may be
-// infinite: those are set to zero, not multiplied.
+// infinite: those are set to zero, not multiplied. ahead: tokens from this thread's first query to its first key.
 template <int R>
 __device__ __forceinline__ void gate(const float (&scores)[R], std::uint32_t (&gated)[R / 8][4], unsigned u, float2 c0,
-                                     float2 c1, int key, int query) {
+                                     float2 c1, int ahead) {
 #pragma unroll
   for (int n = 0; n < R / 4; ++n) {
     const float4 pair = arch::read_float4(u + n * 64);
@@ -418,11 +423,10 @@ __device__ __forceinline__ void gate(const float (&scores)[R], std::uint32_t (&g
     float x0 = scores[4 * n] * exp_sum(u0, c0), x1 = scores[4 * n + 1] * exp_sum(u1, c0);
     float x2 = scores[4 * n + 2] * exp_sum(u0, c1), x3 = scores[4 * n + 3] * exp_sum(u1, c1);
     if (n < half / 8) {  // the first 64 queries are the consumer's own
-      const int t = query + 8 * n;
-      x0 = key <= t ? x0 : 0;
-      x1 = key <= t + 1 ? x1 : 0;
-      x2 = key + 8 <= t ? x2 : 0;
-      x3 = key + 8 <= t + 1 ? x3 : 0;
+      x0 = ahead <= 8 * n ? x0 : 0;
+      x1 = ahead <= 8 * n + 1 ? x1 : 0;
+      x2 = ahead <= 8 * n - 8 ? x2 : 0;
+      x3 = ahead <= 8 * n - 7 ? x3 : 0;
     }
     gated[n / 2][n % 2 * 2] = arch::pack({x0, x1}, Type{});
     gated[n / 2][n % 2 * 2 + 1] = arch::pack({x2, x3}, Type{});
@@ -432,8 +436,9 @@ __device__ __forceinline__ void gate(const float (&scores)[R], std::uint32_t (&g
 // Two rows of a vector in global memory. Nothing of the next head is written.
 __device__ __forceinline__ void write_rows(float* to, int2 vectors, int row, float2 x) {
   if (threadIdx.x % 4 != 0) return;
-  if (row < vectors.y) to[vectors.x + row] = x.x;
-  if (row + 8 < vectors.y) to[vectors.x + row + 8] = x.y;
+  const int length = vectors.y % last_tile;
+  if (row < length) to[vectors.x + row] = x.x;
+  if (row + 8 < length) to[vectors.x + row + 8] = x.y;
 }
 
 // Consumer W has keys and queries from 64 W on. No query before its keys sees them: consumer 1 has half the scores.
@@ -448,9 +453,7 @@ struct Consumer {
 
   const Work& work;
   unsigned memory;
-  Ring<P::ring_slots> ring;
-  unsigned turn = 0;  // tiles before this one
-  int dC_slot, v_slot;
+  unsigned first_item = 0;  // items of the tiles before this one
 
   float dK[Size::dqk * 32];
   // Sums are inputs of their first product too, though it ignores them: what is to die with a tile must not be a
@@ -460,36 +463,48 @@ struct Consumer {
 
   __device__ __forceinline__ Consumer(const Work& w, unsigned m) : work(w), memory(m) {}
 
+  // Of the number of the tile. That number times an odd one is as odd.
+  __device__ __forceinline__ unsigned parity() const { return first_item >> P::even_factor & 1; }
   __device__ __forceinline__ B barriers() const { return {memory + P::barriers}; }
   __device__ __forceinline__ unsigned q() const { return memory + P::q; }
   __device__ __forceinline__ unsigned k() const { return memory + P::k; }
   __device__ __forceinline__ unsigned dh() const { return memory + P::dh; }
-  __device__ __forceinline__ unsigned slot(int s) const { return memory + P::ring + s * slot_bytes; }
 
-  __device__ __forceinline__ int take() {
-    arch::wait(barriers().ring_full(ring.slot), ring.phase);
-    const int s = ring.slot;
-    ring.advance();
-    return s;
+  // Items of the ring. Their slots follow from the number of the tile: a ring would be two more numbers to keep, and
+  // spill.
+  __device__ static constexpr int item_of_dC(int t) { return 2 * t; }
+  __device__ static constexpr int item_of_v(int t) { return 2 * t + 1; }
+  __device__ static constexpr int item_of_C(int t) { return 2 * Size::dhv + t; }
+  __device__ static constexpr int item_of_ds(int half_of_queries) { return 3 * Size::dhv + half_of_queries; }
+  __device__ __forceinline__ unsigned number(int item) const { return first_item + item; }
+  __device__ __forceinline__ unsigned slot(int item) const {
+    return memory + P::ring + number(item) % P::ring_slots * slot_bytes;
+  }
+  __device__ __forceinline__ unsigned ring_empty(int item) const {
+    return barriers().ring_empty(number(item) % P::ring_slots);
+  }
+  __device__ __forceinline__ unsigned take(int item) const {
+    arch::wait(barriers().ring_full(number(item) % P::ring_slots), number(item) / P::ring_slots & 1);
+    return slot(item);
   }
 
   // dK = V_0 dC_0^T. For the next tile it begins before the results of this one are written: the tensor cores have work
   // meanwhile. Under no condition, since ptxas serializes sums that are under way over a branch.
-  __device__ __forceinline__ void begin_dk() {
-    dC_slot = take();
-    v_slot = take();
+  __device__ __forceinline__ void begin_dk(int first_item) {
+    const unsigned dC = take(first_item), v = take(first_item + 1);
     arch::products_begin();
-    multiply_panel(dK, slot(v_slot), own, slot(dC_slot), 0, false);
+    multiply_panel(dK, v, own, dC, 0, false);
     arch::products_commit();
   }
 
   // dV = K dC_t.
-  __device__ __forceinline__ void begin_dv(float (&dV)[32]) {
+  __device__ __forceinline__ void begin_dv(float (&dV)[32], int t) {
+    const unsigned dC = slot(item_of_dC(t));
 #pragma unroll
     for (int step = 0; step < Size::dqk * 4; ++step)
       arch::multiply<Type, Major::depth, Major::across>(dV,
                                                         arch::tile_at(k(), step / 4 * slot_bytes + own + step % 4 * 32),
-                                                        arch::tile_at(slot(dC_slot), step * step_rows), step > 0);
+                                                        arch::tile_at(dC, step * step_rows), step > 0);
     arch::products_commit();
   }
 
@@ -505,27 +520,27 @@ struct Consumer {
     const float2 c0 = arch::read_float2(memory + P::c + my.row * 8);
     const float2 c1 = arch::read_float2(memory + P::c + (my.row + 8) * 8);
     const int query = first_query + my.pair;
-    gate(scores, gated, memory + P::u + query * 8, c0, c1, my.row, query);
+    gate(scores, gated, memory + P::u + query * 8, c0, c1, my.row - query);
   }
 
   // S^T = K Q^T and dV_0 = K dC_0; P while the second is under way; dP = V_0 dH_0^T.
   __device__ __forceinline__ void begin_panels(Scores& scores, Gated& gated, float (&dV)[32]) {
-    arch::wait(barriers().k_full(), turn & 1);
-    arch::wait(barriers().q_full(), turn & 1);
+    arch::wait(barriers().k_full(), parity());
+    arch::wait(barriers().q_full(), parity());
     arch::products_begin();
 #pragma unroll
     for (int p = 0; p < Size::dqk; ++p)
       multiply_panel(scores, k(), p * slot_bytes + own, q(), p * slot_bytes + query_rows, p > 0);
     arch::products_commit();
-    begin_dv(dV);
-    arch::wait(barriers().gates_full(), turn & 1);
+    begin_dv(dV, 0);
+    arch::wait(barriers().gates_full(), parity());
     arch::products_wait<1>();
     arch::pin(scores);
     arch::pin(dK);
+    arch::wait(barriers().dh_full(0), parity());
     gate_scores(scores, gated);
-    arch::wait(barriers().dh_full(0), turn & 1);
     arch::products_begin();
-    multiply_panel(scores, slot(v_slot), own, dh(), query_rows, false);
+    multiply_panel(scores, slot(item_of_v(0)), own, dh(), query_rows, false);
     arch::products_commit();
     arch::products_wait<1>();
     arch::pin(dV);
@@ -541,13 +556,13 @@ struct Consumer {
     for (int t = 0; t < Size::dhv; ++t) {
       if (t > 0) {
         arch::products_begin();
-        begin_dv(dV);
+        begin_dv(dV, t);
         arch::products_wait<0>();
         arch::pin(dV);
         arch::pin(scores);
         arch::pin(dK);
       }
-      if (my.leads) arch::arrive(barriers().ring_empty(dC_slot));
+      if (my.leads) arch::arrive(ring_empty(item_of_dC(t)));
       scale_rows(dV, abar);
       arch::pin(dV);
       arch::products_begin();
@@ -556,14 +571,12 @@ struct Consumer {
         arch::multiply<Type, Major::across>(dV, gated[step],
                                             arch::tile_at(dh(), t * slot_bytes + query_rows + step * step_rows), true);
       arch::products_commit();
-      const int out_slot = v_slot;
       if (t + 1 < Size::dhv) {
-        arch::wait(barriers().dh_full(t + 1), turn & 1);
-        dC_slot = take();
-        v_slot = take();
+        arch::wait(barriers().dh_full(t + 1), parity());
+        const unsigned dC = take(item_of_dC(t + 1)), v = take(item_of_v(t + 1));
         arch::products_begin();
-        multiply_panel(scores, slot(v_slot), own, dh(), (t + 1) * slot_bytes + query_rows, true);
-        multiply_panel(dK, slot(v_slot), own, slot(dC_slot), 0, true);
+        multiply_panel(scores, v, own, dh(), (t + 1) * slot_bytes + query_rows, true);
+        multiply_panel(dK, v, own, dC, 0, true);
         arch::products_commit();
         arch::products_wait<1>();
       } else {
@@ -572,30 +585,30 @@ struct Consumer {
         arch::pin(dK);
       }
       arch::pin(dV);
-      if (my.leads_and_stays) arch::arrive(barriers().ring_empty(out_slot));
-      stage(dV, slot(out_slot) + my.panel_row, 0, barriers().staged(t), my.leads);
+      if (my.leads_and_stays) arch::arrive(ring_empty(item_of_v(t)));
+      stage(dV, slot(item_of_v(t)) + my.panel_row, 0, barriers().staged(t), my.leads);
     }
   }
 
   // dS as [key][query], for dQ.
-  __device__ __forceinline__ void share_gated(const Gated& gated, int ds_slot0, int ds_slot1) {
+  __device__ __forceinline__ void share_gated(const Gated& gated) {
     const Lane<W> my;
+    const unsigned ds[2] = {take(item_of_ds(0)), take(item_of_ds(1))};
 #pragma unroll
     for (int n = 0; n < queries / 16; ++n) {
-      const unsigned row = slot(W == 0 && n < 4 ? ds_slot0 : ds_slot1) + my.panel_row;
+      const unsigned row = ds[W == 0 && n < 4 ? 0 : 1] + my.panel_row;
       arch::store_tiles(row ^ (n % 4 << 5), gated[n][0], gated[n][1], gated[n][2], gated[n][3]);
     }
     arch::writes_before_copies();
   }
 
-  // dQ = qbar dH C^T + dS K and dK = abar V dC^T + dS^T Q, with all that is left of the tile.
-  __device__ __forceinline__ void finish(Scores& scores, Gated& gated) {
+  // dQ = qbar dH C^T + dS K and dK = abar V dC^T + dS^T Q, with all that is left of the tile. Whether it was the last.
+  __device__ __forceinline__ bool finish(Scores& scores, Gated& gated) {
     const Lane<W> my;
     float dQ[Size::dqk * 32];
-    const int first_C = ring.slot;
 #pragma unroll
     for (int t = 0; t < Size::dhv; ++t) {
-      const unsigned C = slot(take());
+      const unsigned C = take(item_of_C(t));
       arch::products_begin();
       multiply_panel(dQ, dh(), t * slot_bytes + own, C, 0, t > 0);
       arch::products_commit();
@@ -605,9 +618,22 @@ struct Consumer {
     write_rows(work.outflow, arch::read_int2(memory + P::vectors), my.row, row_dots(dK, k() + my.panel_row));
     arch::pin(scores);
     gate_scores(scores, gated);
-    const int ds_slot0 = take(), ds_slot1 = take();
-    const int dq_slot = W == 0 ? ds_slot0 : ds_slot1;  // dS of this consumer's queries, then its dQ
-    share_gated(gated, ds_slot0, ds_slot1);
+    arch::products_wait<0>();
+    arch::pin(dQ);
+    scale_rows(dQ, row_weights(P::u, P::inflow));
+    const int2 vectors = arch::read_int2(memory + P::vectors);
+    __syncwarp();
+    if (my.leads) {
+      arch::arrive(barriers().gates_empty());
+#pragma unroll
+      for (int t = 0; t < Size::dhv; ++t) {
+        arch::arrive(ring_empty(item_of_C(t)));
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < Size::dhv; ++t)
+      if (t < P::dk_slot ? my.leads : my.leads_and_stays) arch::arrive(barriers().dh_empty(t));
+    share_gated(gated);
     arch::pin(dK);
     arch::products_begin();
 #pragma unroll
@@ -615,29 +641,12 @@ struct Consumer {
       arch::multiply<Type, Major::across>(dK, gated[step],
                                           arch::tile_at(q(), query_rows + step * step_rows, slot_bytes), true);
     arch::products_commit();
-    const float2 qbar = row_weights(P::u, P::inflow);
-    const int2 vectors = arch::read_int2(memory + P::vectors);
-    arch::named_wait(3, 2 * warpgroup);  // all of dS is there, and dH is read by nobody but dQ = dH C^T
-    arch::products_wait<1>();
-    arch::pin(dQ);
-    if (my.leads) {
-      arch::arrive(barriers().gates_empty());
-#pragma unroll
-      for (int t = 0; t < Size::dhv; ++t) {
-        const int s = first_C + t;
-        arch::arrive(barriers().ring_empty(s < P::ring_slots ? s : s - P::ring_slots));
-      }
-    }
-#pragma unroll
-    for (int t = 0; t < Size::dhv; ++t)
-      if (t < P::dk_slot ? my.leads : my.leads_and_stays) arch::arrive(barriers().dh_empty(t));
-
-    scale_rows(dQ, qbar);
+    arch::named_wait(3, 2 * warpgroup);  // all of dS is there, and nobody reads dH
     arch::pin(dQ);
     arch::products_begin();
 #pragma unroll
     for (int step = 0; step < (W + 1) * half / 16; ++step)
-      arch::multiply<Type, Major::across, Major::across>(dQ, arch::tile_at(slot(dq_slot), step * step_rows),
+      arch::multiply<Type, Major::across, Major::across>(dQ, arch::tile_at(slot(item_of_ds(W)), step * step_rows),
                                                          arch::tile_at(k(), step * step_rows, slot_bytes), true);
     arch::products_commit();
     arch::products_wait<1>();
@@ -653,25 +662,26 @@ struct Consumer {
     arch::pin(dQ);
     if (my.leads) arch::arrive(barriers().k_empty());
     if (my.leads_and_stays) {
-      arch::arrive(barriers().ring_empty(ds_slot0));
-      arch::arrive(barriers().ring_empty(ds_slot1));
+      arch::arrive(ring_empty(item_of_ds(0)));
+      arch::arrive(ring_empty(item_of_ds(1)));
     }
     const float2 qdq = row_dots(dQ, q_rows);
-    begin_dk();
+    begin_dk(P::ring_items);
     arch::named_wait(1 + W, warpgroup);  // dS is read
-    stage(dQ, slot(dq_slot) + my.half_row, half_bytes, barriers().staged(B::dq_job), my.leads);
+    stage(dQ, slot(item_of_ds(W)) + my.half_row, half_bytes, barriers().staged(B::dq_job), my.leads);
     write_rows(work.row_sums, vectors, my.row, qdq);
     write_rows(work.column_sums, vectors, my.row, kdk);
+    return vectors.y >= last_tile;
   }
 
   __device__ __forceinline__ void run() {
-    begin_dk();
+    begin_dk(0);
 #pragma unroll 1
-    for (; blockIdx.x + turn * gridDim.x < work.tiles; ++turn) {
+    for (;; first_item += P::ring_items) {
       Scores scores;
       Gated gated;
       panels(scores, gated);
-      finish(scores, gated);
+      if (finish(scores, gated)) break;
     }
     arch::products_wait<0>();
     arch::pin(dK);
