@@ -1,14 +1,64 @@
-// Stage `gradients` on Hopper: which calls take its kernel, and the launch.
-#include "cuda/sm90/gradients.cuh"
-
+// Stage `gradients` on Hopper: dQ, dK, dV of a chunk of 128 tokens and one head, one such tile after the other on every
+// multiprocessor. See docs/hopper.md.
+//
+// V, C and dC stream through a ring in panels of 64 columns, only Q, K and dH stay for the whole tile. Two consumer
+// warpgroups own 64 keys (for dK, dV) and 64 queries (for dQ) each. Scores are computed with keys in rows, so that P
+// and dS are register operands for dV and dK; dS goes through shared memory once, for dQ.
 #include <algorithm>
 #include <atomic>
 #include <limits>
 
 #include "cuda/launch.h"
+#include "cuda/sm90/gradients/consumer.cuh"
+#include "cuda/sm90/gradients/producers.cuh"
 #include "cuda/sm90/stages.h"
 
 namespace tfla::cuda::sm90 {
+
+namespace gradients {
+
+enum class Role : std::uint8_t { producers, consumer_0, consumer_1 };   // of a warpgroup
+enum class Producer : std::uint8_t { ring, resident, results, gates };  // of a warp
+
+template <class Size>
+__global__ void __launch_bounds__(threads, 1)
+    gradients_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Work work) {
+#if __CUDA_ARCH__ == 900
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const unsigned memory = arch::shared_address(shared);
+  if (threadIdx.x == 0) Barriers<Size>{memory + Plan<Size>::barriers}.init();
+  __syncthreads();
+  switch (static_cast<Role>(threadIdx.x / warpgroup)) {
+    case Role::producers: {
+      arch::fewer_registers<producer_registers>();
+      const bool first_lane = threadIdx.x % 32 == 0;
+      switch (static_cast<Producer>(threadIdx.x / 32)) {
+        case Producer::ring:
+          if (first_lane) load_ring<Size>(maps, work, memory);
+          break;
+        case Producer::resident:
+          if (first_lane) load_resident<Size>(maps, work, memory);
+          break;
+        case Producer::results:
+          if (first_lane) store_results<Size>(maps, work, memory);
+          break;
+        case Producer::gates: load_gates<Size>(work, memory); break;
+      }
+      break;
+    }
+    case Role::consumer_0:
+      arch::more_registers<consumer_registers>();
+      Consumer<Size, 0>(work, memory).run();
+      break;
+    case Role::consumer_1:
+      arch::more_registers<consumer_registers>();
+      Consumer<Size, 1>(work, memory).run();
+      break;
+  }
+#endif
+}
+
+}  // namespace gradients
 
 namespace {
 
@@ -16,17 +66,11 @@ using namespace gradients;
 
 std::atomic<std::int64_t> launches{0};
 
-int attribute(cudaDeviceAttr which) {
-  int device = 0, value = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
-  return value;
-}
-
+// Everything else is left to the portable kernels.
 bool takes(const Call<float>& call) {
-  const auto in_panels = [](int columns, int most) { return columns % 8 == 0 && columns <= most; };
-  constexpr std::int64_t most = std::numeric_limits<int>::max(),
-                         most_tiles = most / 32;  // items of the ring are counted
+  const auto in_panels = [](int columns, int most) { return columns > 0 && columns % 8 == 0 && columns <= most; };
+  constexpr std::int64_t most = std::numeric_limits<int>::max();
+  constexpr std::int64_t most_tiles = most / 32;  // the items of the ring are counted over all of them
   // Sequences of up to a chunk have chunks of their own length.
   const bool chunks_fit = call.L == chunk || (call.tokens <= chunk && call.chunks_per_row == 1);
   return call.cu_seqlens == nullptr && chunks_fit && call.group == 1 && !call.exact && call.dn_last.data == nullptr &&
@@ -77,7 +121,7 @@ Work work_of(const Call<float>& call) {
 template <class Size>
 void launch(const Call<float>& call, cudaStream_t stream) {
   const Work work = work_of(call);
-  const std::int64_t blocks = std::min<std::int64_t>(work.tiles, attribute(cudaDevAttrMultiProcessorCount));
+  const std::int64_t blocks = std::min<std::int64_t>(work.tiles, multiprocessors());
   launch_blocks("gradients", gradients_kernel<Size>, blocks, threads, shared_bytes<Size>, stream,
                 maps_of(call, Size::dqk), work);
 }
@@ -93,10 +137,6 @@ void launch_for_dhv(const Call<float>& call, cudaStream_t stream) {
 }
 
 }  // namespace
-
-bool supported_device() {
-  return attribute(cudaDevAttrComputeCapabilityMajor) == 9 && attribute(cudaDevAttrComputeCapabilityMinor) == 0;
-}
 
 std::int64_t gradients_launches() { return launches; }
 

@@ -13,6 +13,8 @@ namespace tfla::cuda::sm90 {
 
 // Whether the current GPU runs code for sm_90a.
 [[nodiscard]] bool supported_device();
+// Of the current GPU.
+[[nodiscard]] int multiprocessors();
 
 // dQ, dK, dV and the row sums that launch_gate_gradients reads.
 template <class T>
