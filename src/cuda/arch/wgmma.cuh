@@ -44,12 +44,6 @@ __device__ __forceinline__ void pin(float (&x)[R]) {
 #pragma unroll
   for (int i = 0; i < R; ++i) asm volatile("" : "+f"(x[i])::"memory");
 }
-template <int R>
-__device__ __forceinline__ void pin(std::uint32_t (&x)[R][4]) {
-#pragma unroll
-  for (int i = 0; i < R; ++i)
-    asm volatile("" : "+r"(x[i][0]), "+r"(x[i][1]), "+r"(x[i][2]), "+r"(x[i][3])::"memory");
-}
 __device__ __forceinline__ void pin(float2& x) { asm volatile("" : "+f"(x.x), "+f"(x.y)::"memory"); }
 
 #define TFLA_SUMS_4(x, i) "+f"(x[i]), "+f"(x[i + 1]), "+f"(x[i + 2]), "+f"(x[i + 3])

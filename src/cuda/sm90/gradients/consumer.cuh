@@ -19,15 +19,13 @@ struct Consumer {
   unsigned memory;
   unsigned first_item = 0;  // items of the tiles before this one
 
-  float dK[Size::dqk * 32];
-  // Sums are inputs of their first product too, though it ignores them: what is to die with a tile must not be a
-  // member.
+  float dK[Size::dqk * 32];                      // of this tile, and already of the next one while results are written
   using Scores = float[queries / 2];             // S, then dP: as two arrays they would spill
   using Gated = std::uint32_t[queries / 16][4];  // P, then dS
 
   __device__ __forceinline__ Consumer(const Work& w, unsigned m) : work(w), memory(m) {}
 
-  // Of the number of the tile. That number times an odd one is as odd.
+  // Of the number of tiles before: times the odd factor of ring_items it is as odd.
   __device__ __forceinline__ unsigned parity() const { return first_item >> P::even_factor & 1; }
   __device__ __forceinline__ B barriers() const { return {memory + P::barriers}; }
   __device__ __forceinline__ unsigned q() const { return memory + P::q; }
