@@ -191,7 +191,7 @@ Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions&
   } else {
     choose_ranges(plan, options);
   }
-  plan.hopper_gradients = plan.hopper && cuda::hopper_takes_gradients(plan);
+  plan.hopper_gradients = plan.hopper && cuda::hopper_takes_gradients(plan, options);
   check_countable(plan);
   plan.scratch_bytes = plan.device == Device::cuda ? cuda::scratch_bytes(plan) : cpu::scratch_bytes(plan);
   if (plan.keeps_states) plan.saved_bytes = cuda::saved_bytes(plan);

@@ -51,8 +51,11 @@ void launch_denominators(const Call<typename Config<T>::Real>& call, cudaStream_
 // deta of every row, with the exact normalizer gradient.
 template <class T>
 void launch_rows(const Call<typename Config<T>::Real>& call, cudaStream_t stream);
+// dQ, dK, dV, and the row sums from which launch_gate_gradients makes di and df.
 template <class T>
 void launch_gradients(const Call<typename Config<T>::Real>& call, cudaStream_t stream);
+template <class T>
+void launch_gate_gradients(const Call<typename Config<T>::Real>& call, cudaStream_t stream);
 
 // The states of the recurrent formulation at the first token: the initial state, or zero.
 template <class Real>

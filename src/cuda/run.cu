@@ -234,7 +234,11 @@ void backward_as(const MlstmBackward& args, const Plan& plan, std::byte* scratch
     if (hopper) sm90::launch_dstates(call, stream);
   }
   if (!hopper) launch_dstates<T>(call, stream);
-  launch_gradients<T>(call, stream);
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    if (plan.hopper_gradients) sm90::launch_gradients(call, stream);
+  }
+  if (!plan.hopper_gradients) launch_gradients<T>(call, stream);
+  launch_gate_gradients<T>(call, stream);
 }
 
 }  // namespace
@@ -300,7 +304,12 @@ bool hopper_takes_backward(const MlstmShape& shape, const MlstmOptions& options)
   return hopper_takes(shape, options) && !resolve(options, shape.dqk).exact;
 }
 
-bool hopper_takes_gradients(const Plan& /*plan*/) { return false; }
+bool hopper_takes_gradients(const Plan& plan, const MlstmOptions& options) {
+  if (plan.operation != Operation::backward) return false;
+  Call<float> call = call_of_shape<float>(plan);
+  call.scale = resolve(options, plan.shape.dqk).scale;
+  return sm90::takes_gradients(call);
+}
 
 bool hopper_fits(const MlstmForward& args) {
   return !args.cu_seqlens.given() && all_mapped(args.q, args.k, args.v, args.h);

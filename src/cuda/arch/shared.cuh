@@ -15,6 +15,11 @@ __device__ __forceinline__ float2 read_float2(unsigned shared) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(shared) : "memory");
   return x;
 }
+__device__ __forceinline__ int2 read_int2(unsigned shared) {
+  int2 x;
+  asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(shared) : "memory");
+  return x;
+}
 __device__ __forceinline__ float4 read_float4(unsigned shared) {
   float4 x;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -33,6 +38,12 @@ __device__ __forceinline__ void write_half_word(unsigned shared, unsigned short 
 }
 __device__ __forceinline__ void write_float(unsigned shared, float x) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared), "f"(x) : "memory");
+}
+__device__ __forceinline__ void write_float2(unsigned shared, float2 x) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(shared), "f"(x.x), "f"(x.y) : "memory");
+}
+__device__ __forceinline__ void write_int2(unsigned shared, int2 x) {
+  asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(shared), "r"(x.x), "r"(x.y) : "memory");
 }
 
 // `bytes` of 4 or 8 from global memory, or zeros. Counted by arrive_after_copies.

@@ -22,6 +22,13 @@ __device__ __forceinline__ std::uint64_t tile_descriptor(unsigned shared_address
          static_cast<std::uint64_t>(1024 >> 4) << 32 | std::uint64_t{1} << 62;
 }
 
+// The tile `offset` bytes after one. The upper half is a constant and the lower one a sum with a constant: descriptors
+// in a loop over tiles then take one register each, and none where the offset is known.
+__device__ __forceinline__ std::uint64_t tile_at(unsigned shared_address, unsigned offset, unsigned panel_bytes = 16) {
+  const unsigned low = (shared_address >> 4) + ((offset >> 4) | (panel_bytes >> 4) << 16);
+  return std::uint64_t{1024 >> 4 | 1U << 30} << 32 | low;
+}
+
 // Before the first product of a batch: registers written by other instructions are ready.
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 // Ends a batch of products.
@@ -37,6 +44,7 @@ __device__ __forceinline__ void pin(float (&x)[R]) {
 #pragma unroll
   for (int i = 0; i < R; ++i) asm volatile("" : "+f"(x[i])::"memory");
 }
+__device__ __forceinline__ void pin(float2& x) { asm volatile("" : "+f"(x.x), "+f"(x.y)::"memory"); }
 
 #define TFLA_SUMS_4(x, i) "+f"(x[i]), "+f"(x[i + 1]), "+f"(x[i + 2]), "+f"(x[i + 3])
 #define TFLA_SUMS_16(x, i) TFLA_SUMS_4(x, i), TFLA_SUMS_4(x, i + 4), TFLA_SUMS_4(x, i + 8), TFLA_SUMS_4(x, i + 12)

@@ -118,6 +118,15 @@ __device__ __forceinline__ int chunks_of(const Call<Real>& call, std::int64_t le
   return static_cast<int>((length + call.L - 1) / call.L);
 }
 
+// As exp_sum takes it: float32 work in base 2, as two floats. A double has no such room, and multiplying it by log2(e)
+// would cost a digit where log f sums to thousands.
+__device__ __forceinline__ void as_exponent(double x, float2& to) {
+  x *= log2_e;
+  const auto high = static_cast<float>(x);
+  to = {high, isfinite(high) ? static_cast<float>(x - high) : 0.0F};
+}
+__device__ __forceinline__ void as_exponent(double x, double& to) { to = x; }
+
 // exp(a + b), with a and b given in base 2 and as sums of two floats: the large parts cancel before anything is
 // rounded.
 __device__ __forceinline__ float exp_sum(float2 a, float2 b) { return arch::exp2((a.x + b.x) + (a.y + b.y)); }

@@ -121,15 +121,6 @@ __global__ void __launch_bounds__(scan_threads) sequence_scan_kernel(Call<Real> 
   }
 }
 
-// As exp_sum takes it: float32 work in base 2, as two floats. A double has no such room, and multiplying it by log2(e)
-// would cost a digit where log f sums to thousands.
-__device__ void as_exponent(double x, float2& to) {
-  x *= log2_e;
-  const auto high = static_cast<float>(x);
-  to = {high, isfinite(high) ? static_cast<float>(x - high) : 0.0F};
-}
-__device__ void as_exponent(double x, double& to) { to = x; }
-
 // exp(x). float32 work has no use for all digits of a double's, which takes five times as long.
 __device__ double exponential(double x, double /*as*/) { return exp(x); }
 __device__ float exponential(double x, float /*as*/) {

@@ -23,4 +23,8 @@ void launch_segment_starts(const Call<float>& call, cudaStream_t stream);
 // States and outputs in one, in chunks of 64 tokens; the state stays on the chip.
 void launch_forward(const Call<float>& call, cudaStream_t stream);
 
+// dQ, dK, dV and the row sums that launch_gate_gradients reads, in chunks of 128 tokens.
+[[nodiscard]] bool takes_gradients(const Call<float>& call);
+void launch_gradients(const Call<float>& call, cudaStream_t stream);
+
 }  // namespace tfla::cuda::sm90
