@@ -53,10 +53,10 @@ struct ForwardSpace {
 };
 
 // Of a thread, by what it does: 512 for one thread of each warpgroup. Found by trial, so that nothing spills.
-template <int M, int N, bool Normalized, bool Keep>
+template <int M, int N, bool Normalized>
 struct ForwardRegisters {
   static constexpr int outputs = N == 64 ? (Normalized ? 136 : 144) : M == 1 ? 160 : 144;
-  static constexpr int state = (N == 64 ? (Normalized ? 200 : 184) : M == 1 ? 152 : 184);
+  static constexpr int state = N == 64 ? (Normalized ? 200 : 184) : M == 1 ? 152 : 184;
   static constexpr int movers = 512 - 2 * outputs - state;
 };
 
@@ -90,7 +90,7 @@ struct ForwardItem {
 template <int M, int N, bool Normalized, bool Keep>
 struct Forward {
   using Space = ForwardSpace<M, N>;
-  using Tile = StateTile<M, N, Keep, Keep ? 1 : 2>;  // registers for one set of operands in two terms, or two in one
+  using Tile = StateTile<M, N, Keep ? Terms::two_in_turn : Terms::one>;
   static constexpr auto depth = arch::Major::depth, across = arch::Major::across;
   using Slots = Ring<Space::slots>;  // of Q and of V, which go round together
   using KeySlots = Ring<Space::k_slots>;
@@ -175,7 +175,7 @@ struct Forward {
       if (Keep) {
         arch::wait(at(Space::c_full, warpgroup), c_phase);
         c_phase ^= 1;
-        if (Normalized && it.tile == 0 && is_kept(block)) keep_published_n(it, block, warpgroup);
+        if (it.tile == 0 && is_kept(block)) keep_n(it, block, warpgroup);
         if (lane == 0) keep_state(it, block);
       }
       arch::named_wait(staged_barrier(warpgroup), warpgroup_threads + 32);
@@ -223,11 +223,10 @@ struct Forward {
       for (int block = it.low; block < it.high; ++block, k.advance(), ring.advance(), turn ^= 1) {
         arch::wait(at(Space::c_empty), turn ^ 1);
         tile.publish(at(Space::state), lane);
-        if (Normalized) publish_n(turn, lane, n);
+        if (Normalized || Keep) publish_n(turn, lane, n);
         arch::writes_before_copies();
         __syncwarp();
         if (lane.lane == 0) arch::arrive(at(Space::c_full, static_cast<int>(turn)));
-        if (Keep && !Normalized && it.tile == 0 && is_kept(block)) keep_n(it, block, lane, n);
         arch::wait(at(Space::k_full, k.slot), k.phase);
         arch::wait(at(Space::v_full, ring.slot), ring.phase);
         const unsigned gates = at(Space::gates, ring.slot, Space::gate_bytes);
@@ -271,8 +270,8 @@ struct Forward {
     arch::arrive(at(Space::c_empty));
   }
 
-  // With a normalizer n is in shared memory, in three terms (publish_n), and costs the state no registers.
-  __device__ void keep_published_n(const ForwardItem& it, int block, int warpgroup) const {
+  // n is in shared memory, in three terms (publish_n).
+  __device__ void keep_n(const ForwardItem& it, int block, int warpgroup) const {
     const unsigned from = at(Space::n, warpgroup, Space::n_bytes);
 #pragma unroll 1
     for (int row = threadIdx.x % 32; row < call.dqk; row += 32) {
@@ -283,20 +282,6 @@ struct Forward {
         sum += __bfloat162float(__ushort_as_bfloat16(arch::read_half_word(place + part * Space::n_part)));
       static_cast<float*>(call.n_states)[static_cast<std::int64_t>(kept_unit(it, block)) * call.dqk + row] = sum;
     }
-  }
-
-  __device__ void keep_n(const ForwardItem& it, int block, const Lane& lane, const float (&n)[M][2]) const {
-    const int unit = kept_unit(it, block);
-#pragma unroll
-    for (int m = 0; m < M; ++m)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float sum = over_row(n[m][h]);
-        const int row = 64 * m + lane.row + 8 * h;
-        std::int64_t to = static_cast<std::int64_t>(unit) * call.dqk + row;
-        asm volatile("" : "+l"(to));  // as in load_gates
-        if (lane.pair == 0 && row < call.dqk) static_cast<float*>(call.n_states)[to] = sum;
-      }
   }
 
   __device__ void store_rows(const ForwardItem& it, int block, unsigned rows) const {
@@ -550,7 +535,7 @@ __global__ void __launch_bounds__(forward_threads, 1)
     forward_kernel(const __grid_constant__ ForwardMaps maps, const __grid_constant__ Call<float> call,
                    const __grid_constant__ ForwardShape shape) {
   using Space = ForwardSpace<M, N>;
-  using Registers = ForwardRegisters<M, N, Normalized, Keep>;
+  using Registers = ForwardRegisters<M, N, Normalized>;
   extern __shared__ unsigned char memory[];
   const unsigned space = (arch::shared_address(memory) + 1023U) & ~1023U;
   if (threadIdx.x == 0) {

@@ -52,16 +52,18 @@ __device__ __forceinline__ uint32_t split(float2 x, uint32_t& rest) {
   return high;
 }
 
-// Split: weighted keys go in as the sum of two bfloat16. Buffers: sets of operands in registers, so that one is made
-// while another is multiplied.
-template <int M, int N, bool Split, int Buffers = 2>
+// How weighted keys go into the products: rounded once, or as the sum of two bfloat16. Both terms at once take more
+// registers; one after the other, they are made twice.
+enum class Terms { one, two, two_in_turn };
+
+template <int M, int N, Terms Keys>
 struct StateTile {
   static constexpr int together = M > 1 ? 2 : 1;  // 64-row parts whose operands are in registers at a time
   float c[M][N / 2];
 
   struct Weighted {
     uint32_t high[together][4];
-    uint32_t low[Split ? together : 1][4];
+    uint32_t low[Keys == Terms::two ? together : 1][4];
   };
 
   template <class Visit>
@@ -121,23 +123,24 @@ struct StateTile {
   // weight X over this thread's tokens go to n. The products are under way on return.
   template <class Weight>
   __device__ __forceinline__ void add(unsigned x, unsigned y, const Lane& at, const Weight& weight, float (&n)[M][2]) {
-    Weighted parts[Buffers];
-    constexpr int groups = M / together, steps = block_tokens / 16 * groups;
+    Weighted parts[2];  // one is made while the other is multiplied
+    constexpr int turns = Keys == Terms::two_in_turn ? 2 : 1;
+    constexpr int groups = M / together, steps = block_tokens / 16 * groups * turns;
     const std::uint64_t values = arch::tile_descriptor(y, panel_bytes);
     hold();
 #pragma unroll
     for (int s = 0; s < steps; ++s) {
-      const int k = s / groups, first = s % groups * together;
-      Weighted& part = parts[s % Buffers];
-      if (s >= Buffers) arch::products_wait<Buffers - 1>();  // the products that read these registers are done
-      load(part, x + first * panel_bytes + k * 16 * 128 + at.transposed_row(), weight(16 * k + at.pair),
+      const int k = s / turns / groups, first = s / turns % groups * together;
+      Weighted& part = parts[s % 2];
+      if (s >= 2) arch::products_wait<1>();  // the products that read these registers are done
+      load(part, s % turns == 1, x + first * panel_bytes + k * 16 * 128 + at.transposed_row(), weight(16 * k + at.pair),
            weight(16 * k + 8 + at.pair), n, first);
       arch::products_begin();
 #pragma unroll
       for (int m = 0; m < together; ++m) {
         arch::multiply<__nv_bfloat16, arch::Major::across>(c[first + m], part.high[m], values + k * (16 * 128 / 16),
                                                            true);
-        if constexpr (Split)
+        if constexpr (Keys == Terms::two)
           arch::multiply<__nv_bfloat16, arch::Major::across>(c[first + m], part.low[m], values + k * (16 * 128 / 16),
                                                              true);
       }
@@ -146,7 +149,7 @@ struct StateTile {
   }
 
  private:
-  __device__ __forceinline__ void load(Weighted& part, unsigned x, float2 first_weights, float2 next_weights,
+  __device__ __forceinline__ void load(Weighted& part, bool second_term, unsigned x, float2 first_weights, float2 next_weights,
                                        float (&n)[M][2], int first) {
 #pragma unroll
     for (int m = 0; m < together; ++m) {
@@ -157,8 +160,12 @@ struct StateTile {
         const float2 weights = e < 2 ? first_weights : next_weights;
         float2 value = arch::unpack(raw[e], __nv_bfloat16{});
         value = {value.x * weights.x, value.y * weights.y};
+        if (second_term) {
+          split(value, part.high[m][e]);
+          continue;
+        }
         n[first + m][e % 2] += value.x + value.y;
-        if constexpr (Split)
+        if constexpr (Keys == Terms::two)
           part.high[m][e] = split(value, part.low[m][e]);
         else
           part.high[m][e] = arch::pack(value, __nv_bfloat16{});

@@ -119,7 +119,7 @@ struct StatesShape {
 template <Time Direction, Pass Which, int M, int N>
 struct States {
   using Space = StatesSpace<Direction, M, N>;
-  using Tile = StateTile<M, N, true>;
+  using Tile = StateTile<M, N, Terms::two>;
   static constexpr bool reverse = Direction == Time::reverse;
   static constexpr bool proper = Which == Pass::proper;
   static constexpr int row_step = 64 * M, column_step = state_warpgroups * N;
