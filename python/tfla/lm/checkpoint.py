@@ -1,8 +1,8 @@
 """Checkpoints of a run through torch.distributed.checkpoint.
 
-RUN/step-00000500 holds the shards that all ranks wrote and checkpoint.json, written last: what the run is, and the size and
-checksum of every file. A checkpoint is written under another name and renamed when it is complete and on disk, so a save
-that is interrupted leaves the one before as it was, and a folder of that name is always whole.
+RUN/step-00000500 holds the shards that all ranks wrote and checkpoint.json, written last: what the run is, and the size
+and checksum of every file. A checkpoint is written under another name and renamed when it is complete and on disk, so
+a save that is interrupted leaves the one before as it was, and a folder of that name is always whole.
 """
 
 from __future__ import annotations
@@ -68,40 +68,55 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]
     return {"model": weights, "optimizer": moments, "rng": torch.get_rng_state()}
 
 
-def save(
-    run: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, about: dict[str, Any], world: World,
-    *, keep: int = 2,
-) -> Path:  # fmt: skip
-    """Every rank calls it. about: what `describe` returns. Keeps the last `keep` checkpoints."""
-    target = directory(run, step)
-    partial = run / f".{target.name}.partial"
+def _write(state: dict[str, Any], target: Path, meta: dict[str, Any], world: World) -> None:
+    """Every rank calls it: shards, then checkpoint.json, then the name."""
+    partial = target.with_name(f".{target.name}.partial")
     if world.first:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     world.barrier()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it saves without a process group, when there is one process
-        dcp.save(_state(model, optimizer), checkpoint_id=partial)
+        dcp.save(state, checkpoint_id=partial)
     world.barrier()
+    if not world.first:
+        return
+    meta = dict(meta)
+    tokenizer = meta.pop("tokenizer_json")
+    if tokenizer is not None:
+        (partial / meta["tokenizer"]).write_text(tokenizer)
+    files = {}
+    for file in sorted(partial.iterdir()):
+        _sync(file)
+        files[file.name] = {"bytes": file.stat().st_size, "crc32": _checksum(file)}
+    (partial / META).write_text(json.dumps({**meta, "files": files}, indent=1) + "\n")
+    _sync(partial / META)
+    shutil.rmtree(target, ignore_errors=True)
+    partial.rename(target)
+    _sync(target.parent)
+
+
+def save(
+    run: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, about: dict[str, Any], world: World,
+    *, keep: int = 2,
+) -> Path:  # fmt: skip
+    """Every rank calls it. about: what `describe` returns. Keeps the last `keep` checkpoints."""
+    target = directory(run, step)
+    _write(_state(model, optimizer), target, {"format": FORMAT, "version": VERSION, "step": step, **about}, world)
     if world.first:
-        about = dict(about)
-        tokenizer = about.pop("tokenizer_json")
-        if tokenizer is not None:
-            (partial / about["tokenizer"]).write_text(tokenizer)
-        files = {}
-        for file in sorted(partial.iterdir()):
-            _sync(file)
-            files[file.name] = {"bytes": file.stat().st_size, "crc32": _checksum(file)}
-        meta = {"format": FORMAT, "version": VERSION, "step": step, **about, "files": files}
-        (partial / META).write_text(json.dumps(meta, indent=1) + "\n")
-        _sync(partial / META)
-        shutil.rmtree(target, ignore_errors=True)
-        partial.rename(target)
-        _sync(run)
         for old in steps(run)[:-keep]:
             shutil.rmtree(directory(run, old))
     world.barrier()
     return target
+
+
+def save_model(path: Path, model: LanguageModel, about: dict[str, Any]) -> None:
+    """A checkpoint of weights alone, such as an imported one: to evaluate, generate or begin a run from."""
+    if path.exists():
+        raise FileExistsError(f"tfla: {path} exists; give another folder, or remove it")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    meta = {"format": FORMAT, "version": VERSION, "step": 0, **about, "model": to_dict(model.config)}
+    _write({"model": model.state_dict()}, path, meta, World())
 
 
 def read_meta(path: Path) -> dict[str, Any]:
@@ -149,9 +164,7 @@ def _refuse_other(path: Path, meta: dict[str, Any], about: dict[str, Any]) -> No
         raise ValueError(f"tfla: {path} was trained on another dataset than {about['data_path']}; resume with its own")
 
 
-def load(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, about: dict[str, Any], world: World
-) -> int:
+def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, about: dict[str, Any], world: World) -> int:
     """Goes on where a checkpoint ended; returns its step."""
     meta = verify(path) if world.first else read_meta(path)
     _refuse_other(path, meta, about)
@@ -192,14 +205,25 @@ def find(path: Path) -> Path:
     return found
 
 
-def load_model(path: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> tuple[LanguageModel, dict[str, Any]]:
-    """The model of a checkpoint, on the CPU, and checkpoint.json; changes: fields of its config."""
+def load_weights(path: Path, model: LanguageModel) -> None:
+    """The weights of a checkpoint into a model of the same config, before it is spread over ranks."""
     path = find(path)
     meta = verify(path)
-    model = LanguageModel(from_dict(ModelConfig, {**meta["model"], **changes}), dtype)
+    for name in ("kind", "layers", "dim", "heads", "vocab"):
+        if meta["model"][name] != getattr(model.config, name):
+            theirs, ours = meta["model"][name], getattr(model.config, name)
+            raise ValueError(f"tfla: {path} has {name} {theirs!r}, this run has {ours!r}; they must be equal")
     state = {"model": model.state_dict()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.load(state, checkpoint_id=path)
     model.load_state_dict(state["model"])
+
+
+def load_model(path: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> tuple[LanguageModel, dict[str, Any]]:
+    """The model of a checkpoint, on the CPU, and checkpoint.json; changes: fields of its config."""
+    path = find(path)
+    meta = read_meta(path)
+    model = LanguageModel(from_dict(ModelConfig, {**meta["model"], **changes}), dtype)
+    load_weights(path, model)
     return model, meta

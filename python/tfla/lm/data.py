@@ -1,8 +1,9 @@
 """Token datasets, memory-mapped, and the batches of a training run.
 
-A dataset is a folder: dataset.json, shards of plain little-endian tokens per split, and the tokenizer.json if there is
-one. A split is one stream of documents, each followed by the end-of-document token (EOD). A row of context T is a stretch
-of T tokens of it as targets; inputs are the row shifted by one with EOD first, so a document begins where the input is EOD.
+A dataset is a folder: dataset.json, shards of plain little-endian tokens per split, and the tokenizer.json if there
+is one. A split is one stream of documents, each followed by the end-of-document token (EOD). A row of context T is a
+stretch of T tokens of it as targets; inputs are the row shifted by one with EOD first, so a document begins where the
+input is EOD.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ class Dataset:
             actual = file.stat().st_size if file.exists() else None
             if actual != expected:
                 has = "is missing" if actual is None else f"has {actual} bytes"
-                raise ValueError(f"tfla: {file} {has}; {META} says {expected}: the dataset was cut off, prepare it again")
+                raise ValueError(
+                    f"tfla: {file} {has}; {META} says {expected}: the dataset was cut off, prepare it again"
+                )
             self._shards.append(np.memmap(file, dtype=dtype, mode="r"))
         self._ends = np.cumsum([len(shard) for shard in self._shards])
         self.tokens = int(self._ends[-1]) if self._shards else 0
@@ -122,7 +125,7 @@ class Dataset:
 
 
 class Order:
-    """Which rows a step takes: every epoch a new permutation. A pure function of seed and step, so resuming needs no more."""
+    """Which rows a step takes: every epoch a new permutation. It depends on seed and step alone."""
 
     def __init__(self, rows: int, seed: int) -> None:
         if rows == 0:
@@ -141,7 +144,9 @@ class Order:
 def read_meta(directory: Path) -> dict[str, Any]:
     file = directory / META
     if not file.exists():
-        raise FileNotFoundError(f"tfla: {directory} is not a dataset: it has no {META}; python -m tfla.lm prepare makes one")
+        raise FileNotFoundError(
+            f"tfla: {directory} is not a dataset: it has no {META}; python -m tfla.lm prepare makes one"
+        )
     try:
         meta = json.loads(file.read_text())
     except json.JSONDecodeError as error:

@@ -1,4 +1,4 @@
-"""The parts that xLSTM and Transformer share. All compute in the dtype of their input, whatever their parameters are in."""
+"""The parts that xLSTM and Transformer share. All compute in the dtype of their input, whatever their parameters'."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Cross-entropy of capped logits without ever holding the logits of all tokens.
 
-A batch of 65,536 tokens has 13 GB of float32 logits for the paper's vocabulary. Tokens are taken in slices: logits, loss
-and, in training, gradients of one slice at a time, so nothing is computed twice.
+A batch of 65,536 tokens has 13 GB of float32 logits for the paper's vocabulary. Tokens are taken in slices: logits,
+loss and, in training, gradients of one slice at a time, so nothing is computed twice.
 """
 
 from __future__ import annotations

@@ -111,7 +111,12 @@ class Progress:
         done = round(24 * step / self.steps)
         bar = "#" * done + "." * (24 - done)
         text = f"{bar} {step}/{self.steps}  {words}"
-        print(f"\r\x1b[K{text}" if self._terminal else text, end="" if self._terminal else "\n", file=sys.stderr, flush=True)
+        print(
+            f"\r\x1b[K{text}" if self._terminal else text,
+            end="" if self._terminal else "\n",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def close(self) -> None:
         if self.enabled and self._terminal:

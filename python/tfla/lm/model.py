@@ -1,4 +1,4 @@
-"""The language model: embedding, blocks of sequence layer and feed-forward layer, norm, head (the paper's appendix E.2)."""
+"""The language model: embedding, blocks of sequence layer and feed-forward layer, norm, head (appendix E.2)."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ class LanguageModel(nn.Module):
         slots: Tensor | None = None,
         rows: Tensor | None = None,
     ) -> Any:
-        """All ways through the model, so that hooks (FSDP) see them; `prefill`, `decode` and `hidden` are short for some.
+        """All ways through the model, so that hooks (FSDP) see them; `prefill` and `decode` are short for some.
 
-        documents: where documents begin in rows of training. rows: tokens of the flattened batch whose logits are wanted.
+        documents: where documents begin in rows of training. rows: tokens of the flattened batch whose logits to make.
         Mode "train" gives Losses, or without targets logits; "prefill" (logits, states); "decode" logits.
         """
         shape = tokens.shape
@@ -180,10 +180,12 @@ class LanguageModel(nn.Module):
         return self(tokens, states=states, mode="decode", slots=slots)
 
     def new_states(self, sequences: int) -> list[State]:
-        return [block.mix.new_state(sequences) for block in self.blocks]  # type: ignore[union-attr, operator]
+        layers: list[Any] = [block.mix for block in self.blocks]
+        return [layer.new_state(sequences) for layer in layers]
 
     def input_gate_max(self) -> Tensor | None:
         """The largest input gate pre-activation of the last training step, over all layers."""
         if self.config.kind == "transformer":
             return None
-        return torch.stack([block.mix.cell.input_gate_max for block in self.blocks]).max()  # type: ignore[union-attr]
+        layers: list[Any] = [block.mix for block in self.blocks]
+        return torch.stack([layer.cell.input_gate_max for layer in layers]).max()

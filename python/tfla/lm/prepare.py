@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -108,7 +109,7 @@ class _Writer:
         self.directory, self.split, self.dtype, self.shard_tokens = directory, split, dtype, shard_tokens
         self.shards: list[dict] = []
         self.documents = self.bytes = 0
-        self._file = None
+        self._file: BinaryIO | None = None
 
     def add(self, tokens: list[int], size: int) -> None:
         if self._file is None or self.shards[-1]["tokens"] >= self.shard_tokens:

@@ -74,7 +74,9 @@ class TokenizerFile:
         return [row.ids for row in self.tokenizer.encode_batch(list(texts), add_special_tokens=False)]
 
     def decode(self, tokens: Sequence[int]) -> bytes:
-        return self.tokenizer.decode([token for token in tokens if token < self.size], skip_special_tokens=True).encode()
+        return self.tokenizer.decode(
+            [token for token in tokens if token < self.size], skip_special_tokens=True
+        ).encode()
 
     def save(self, directory: Path) -> str:
         self.tokenizer.save(str(directory / "tokenizer.json"))

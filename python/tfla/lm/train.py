@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import signal
 import time
@@ -18,6 +17,7 @@ from tfla.lm import checkpoint
 from tfla.lm.config import ModelConfig, Recipe
 from tfla.lm.data import Dataset, Order
 from tfla.lm.evaluate import evaluate
+from tfla.lm.fields import from_dict
 from tfla.lm.metrics import Log, Progress, flops_per_token, peak_flops
 from tfla.lm.model import LanguageModel
 from tfla.lm.optimizer import learning_rate, make_optimizer
@@ -40,6 +40,7 @@ class Run:
     tensorboard: bool = True
     progress: bool = True
     peak: float | None = None  # FLOP/s of one device, for the utilisation
+    begin_from: Path | None = None  # a checkpoint whose weights a new run begins with
 
 
 class Stop:
@@ -95,11 +96,13 @@ class _Trainer:
         torch.manual_seed(recipe.seed)
         dtype = recipe.dtype or ("bfloat16" if world.device.type == "cuda" else "float32")
         model = LanguageModel(config, getattr(torch, dtype)).to(world.device)
+        last = checkpoint.latest(run.directory)
+        if last is None and run.begin_from is not None:
+            checkpoint.load_weights(run.begin_from, model)
         self.model: nn.Module = spread(model, recipe, world)
         self.optimizer = make_optimizer(self.model, recipe)
         self.flops = flops_per_token(config, recipe.context)
         self.step = 0
-        last = checkpoint.latest(run.directory)
         if last is not None:
             self.step = checkpoint.load(last, self.model, self.optimizer, self.about, world)
 
@@ -161,14 +164,18 @@ class _Trainer:
         assert total is not None
         gate = unwrapped(self.model).input_gate_max()
         # A gradient norm is that of all ranks already; the maximum is the only thing to be taken over them.
-        values = torch.stack([total_norm(norm).float(), gate.float() if gate is not None else norm.new_tensor(math.nan)])
+        values = torch.stack(
+            [total_norm(norm).float(), gate.float() if gate is not None else norm.new_tensor(math.nan)]
+        )
         self.pending.append((self.step, total, values))
 
     def _flush(self, wish: bool) -> bool:
         """Reports the steps since the last time; the only place that waits for the device. Whether to stop."""
         world, recipe = self.world, self.recipe
         losses = torch.stack([loss for _, loss, _ in self.pending]).double()
-        others = torch.cat([torch.stack([row for _, _, row in self.pending]).flatten(), losses.new_tensor([wish]).float()])
+        others = torch.cat(
+            [torch.stack([row for _, _, row in self.pending]).flatten(), losses.new_tensor([wish]).float()]
+        )
         losses = world.sum(losses) / (recipe.batch * recipe.context)
         others = world.sum(others, dist.ReduceOp.MAX).cpu()
         now = time.monotonic()
@@ -208,7 +215,9 @@ class _Trainer:
 
 def _local_batch(recipe: Recipe, world: World) -> int:
     if recipe.batch % world.data_ranks:
-        raise ValueError(f"tfla: batch is {recipe.batch}; it must be a multiple of the {world.data_ranks} ranks with data")
+        raise ValueError(
+            f"tfla: batch is {recipe.batch}; it must be a multiple of the {world.data_ranks} ranks with data"
+        )
     return recipe.batch // world.data_ranks
 
 
@@ -218,9 +227,4 @@ def resume_options(run: Path) -> tuple[ModelConfig, Recipe, Path] | None:
     if last is None:
         return None
     meta = checkpoint.read_meta(last)
-    from tfla.lm.fields import from_dict
-
     return from_dict(ModelConfig, meta["model"]), from_dict(Recipe, meta["recipe"]), Path(meta["data_path"])
-
-
-__all__ = ["Run", "dataclasses", "resume_options", "train", "vocabulary"]

@@ -66,13 +66,13 @@ class Attention(nn.Module):
         if documents is not None and documents.mask is None:
             longest = x.shape[1]  # an upper bound, which is all the kernel needs
             cu_seqlens = documents.cu_seqlens
+            assert cu_seqlens is not None
             y = varlen_attn(
                 q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), cu_seqlens, cu_seqlens, longest, longest, **_causal()
             )
             assert isinstance(y, Tensor)
             return self.out(y.view(x.shape))
         mask = None if documents is None else documents.mask
-        y = F.scaled_dot_product_attention(
-            *(z.transpose(1, 2) for z in (q, k, v)), attn_mask=mask, is_causal=mask is None
-        )
+        q, k, v = (y.transpose(1, 2) for y in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         return self.out(y.transpose(1, 2).flatten(-2))

@@ -65,7 +65,7 @@ class MLSTMCell(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """reset: the forget gate's pre-activation, after the cap, where `starts` is set; -inf clears the state exactly."""
+        """reset: the forget gate's pre-activation, after the cap, where `starts` is set; -inf clears the state."""
         super().__init__()
         self.heads = heads
         self.gate: Gate = gate
@@ -96,8 +96,8 @@ class MLSTMCell(nn.Module):
         """h (B,T,H,dhv) and the state after it, for x (B,T,dim), q, k (B,T,Hqk,dqk), v (B,T,H,dhv).
 
         mode "train" returns no state; "prefill" returns one; "decode" updates the given one in place and returns it.
-        starts (B,T) bool: first tokens of documents, where the state is reset. group: the tokens are this rank's stretch
-        of a sequence that lies on the ranks of the group (context parallel).
+        starts (B,T) bool: first tokens of documents, where the state is reset. group: the tokens are this rank's
+        stretch of a sequence that lies on the ranks of the group (context parallel).
         """
         i, f = self.input_gate(x), self.forget_gate(x)
         soft_cap = self.soft_cap

@@ -53,8 +53,8 @@ class MLSTMLayer(nn.Module):
     ) -> None:
         """qk_factor, v_factor: dimension of all query/key heads and of all value heads, as multiples of dim.
 
-        input_gate_bias, forget_gate_bias, train_input_gate, reset, track_gates: of the cell. fuse: one product for q, k,
-        v and output gate, whose weights stay separate parameters.
+        input_gate_bias, forget_gate_bias, train_input_gate, reset, track_gates: of the cell. fuse: one product for q,
+        k, v and output gate, whose weights stay separate parameters.
         """
         super().__init__()
         qk_dim, v_dim = round(qk_factor * dim), round(v_factor * dim)
