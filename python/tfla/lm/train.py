@@ -146,6 +146,7 @@ class _Trainer:
         rows = [self.order.row(first + j) for j in range(self.local)]
         scale = world.ranks / (recipe.batch * recipe.context)  # both ways of spreading take means over ranks
         total: Tensor | None = None
+        gate: Tensor | None = None
         for begin in range(0, self.local, self.micro):
             batch = self.data.batch(rows[begin : begin + self.micro])
             if world.context_ranks > 1:
@@ -155,6 +156,8 @@ class _Trainer:
                 loss = self.model(batch.inputs, batch.targets, batch.documents).total
                 (loss * scale).backward()
             total = loss.detach() if total is None else total + loss.detach()
+            largest = unwrapped(self.model).input_gate_max()
+            gate = largest if gate is None or largest is None else torch.maximum(gate, largest)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(recipe, self.step)
@@ -162,7 +165,6 @@ class _Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         assert total is not None
-        gate = unwrapped(self.model).input_gate_max()
         # A gradient norm is that of all ranks already; the maximum is the only thing to be taken over them.
         values = torch.stack(
             [total_norm(norm).float(), gate.float() if gate is not None else norm.new_tensor(math.nan)]
