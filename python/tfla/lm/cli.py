@@ -254,7 +254,7 @@ def _bench(arguments: argparse.Namespace) -> None:
         options = bench.Options(
             size, context=arguments.context, batch=arguments.batch, steps=arguments.steps, compile=arguments.compile,
             fuse=arguments.fuse, checkpoint_activations=arguments.checkpoint_activations,
-            device=_device(arguments.device).type, layers=arguments.layers,
+            device=_device(arguments.device).type, layers=arguments.layers, vocab=arguments.vocab,
         )  # fmt: skip
         rows += bench.compare(arguments.models, options, lambda text: print(f"bench: {text}", file=sys.stderr))
         if arguments.json:  # after every size: what is measured is kept
@@ -355,6 +355,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--fuse", action="store_true", help="one product for projections of the same input")
     sub.add_argument("--checkpoint-activations", action="store_true")
     sub.add_argument("--layers", type=int, help="instead of the preset's")
+    sub.add_argument("--vocab", type=int, help="instead of 50304")
     sub.add_argument("--device")
     sub.add_argument("--json", type=Path)
     return parser

@@ -37,9 +37,9 @@ def peak_flops(device: torch.device) -> float | None:
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         return next((peak for part, peak in PEAKS.items() if part in name), None)
-    size, best = 768, float("inf")
+    size, best = 1024, float("inf")
     a = torch.randn(size, size)
-    for _ in range(5):
+    for _ in range(20):
         begin = time.perf_counter()
         a @ a
         best = min(best, time.perf_counter() - begin)

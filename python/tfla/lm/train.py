@@ -30,7 +30,7 @@ class Run:
 
     directory: Path
     log_every: int = 10
-    save_every: int = 500
+    save_every: int | None = 500  # None: no checkpoint at all, for measurements
     eval_every: int | None = None
     eval_rows: int | None = None
     keep: int = 2  # checkpoints
@@ -125,9 +125,11 @@ class _Trainer:
                 stopped = done or enough or ((stop.asked or late) and world.ranks == 1)
                 if self.step % run.log_every == 0 or stopped:
                     stopped = self._flush(stop.asked or late) or stopped
-                if run.eval_every and (self.step % run.eval_every == 0 or done):
+                # A run that its time limit ends is to be judged as well; one that a signal ends has no time for that.
+                over = done or (late and world.ranks == 1)
+                if run.eval_every and (self.step % run.eval_every == 0 or over):
                     self._evaluate()
-                if self.step % run.save_every == 0 or stopped:
+                if run.save_every and (self.step % run.save_every == 0 or stopped):
                     checkpoint.save(
                         run.directory, self.step, self.model, self.optimizer, self.about, world, keep=run.keep
                     )
@@ -136,7 +138,7 @@ class _Trainer:
         if self.log is not None:
             self.log.close()
         self.summary |= {"step": self.step, "finished": self.step >= recipe.steps, "seconds": time.monotonic() - begin}
-        self.summary["checkpoint"] = str(checkpoint.directory(run.directory, saved))
+        self.summary["checkpoint"] = str(checkpoint.directory(run.directory, saved)) if run.save_every else None
         return self.summary
 
     def _update(self) -> None:
