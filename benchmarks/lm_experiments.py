@@ -146,13 +146,15 @@ def train_once(data: Path, size: str, changes: dict[str, Any], training: dict[st
     }  # fmt: skip
 
 
-def plan(steps: int, lr: float) -> dict[str, Any]:
+def plan(options: argparse.Namespace, *, steps: int, context: int, batch: int) -> dict[str, Any]:
     """A schedule of the paper's shape over fewer steps than its warm-up alone has."""
-    return {"steps": steps, "lr": lr, "warmup": steps // 10, "cooldown": steps // 10}
+    steps = options.steps or steps
+    sizes = {"context": options.context or context, "batch": options.batch or batch}
+    return {"steps": steps, "lr": options.lr, "warmup": steps // 10, "cooldown": steps // 10, **sizes}
 
 
 def gates(options: argparse.Namespace, results: Results) -> None:
-    training = {**plan(options.steps or 500, options.lr), "context": 4096, "batch": 8, "compile": options.compile}
+    training = {**plan(options, steps=500, context=4096, batch=8), "compile": options.compile}
     runs = {"exp": {"gate": "exp"}, "sigmoid": {"gate": "sigmoid"}, "transformer": {"kind": "transformer"}}
     for seed in range(options.seeds):
         for name, changes in runs.items():
@@ -168,7 +170,7 @@ def gates(options: argparse.Namespace, results: Results) -> None:
 
 
 def ablations(options: argparse.Namespace, results: Results) -> None:
-    training = {**plan(options.steps or 300, options.lr), "context": 1024, "batch": 32, "compile": False}
+    training = {**plan(options, steps=300, context=1024, batch=32), "compile": False}
     runs: dict[str, dict[str, Any]] = {}
     for bias in BIASES:
         for eps in EPSILONS:
@@ -190,8 +192,8 @@ def steps(options: argparse.Namespace, results: Results) -> None:
         if results.has("steps", size):
             continue
         setting = bench.Options(
-            size, batch=options.batch, context=options.context, steps=options.steps or 3, compile=options.compile,
-            fuse=options.fuse, device="cuda" if torch.cuda.is_available() else "cpu",
+            size, batch=options.batch or 8, context=options.context or 8192, steps=options.steps or 3,
+            compile=options.compile, fuse=options.fuse, device="cuda" if torch.cuda.is_available() else "cpu",
         )  # fmt: skip
         results.add("steps", size, bench.compare(tuple(options.models.split(",")), setting, say))
 
@@ -214,8 +216,8 @@ def main() -> None:
     parser.add_argument("--time-limit", type=float, help="seconds of one run, after which it stops where it is")
     parser.add_argument("--sizes", default="1.4b,400m,160m", help="of steps")
     parser.add_argument("--models", default="exp,sigmoid,xlstm,transformer", help="of steps")
-    parser.add_argument("--batch", type=int, default=8, help="of steps; halved where one of them does not fit")
-    parser.add_argument("--context", type=int, default=8192, help="of steps")
+    parser.add_argument("--batch", type=int, help="sequences: gates 8, ablations 32, steps 8, halved where it must be")
+    parser.add_argument("--context", type=int, help="tokens of a sequence: gates 4096, ablations 1024, steps 8192")
     parser.add_argument("--fuse", action="store_true", help="of steps: one product for projections of the same input")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     options = parser.parse_args()
