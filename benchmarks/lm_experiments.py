@@ -74,6 +74,8 @@ def prepare(out: Path, max_tokens: int, vocabulary: int) -> None:
 def about() -> dict[str, Any]:
     import torch
 
+    import tfla
+
     def of(package: str) -> str:
         try:
             return version(package)
@@ -85,7 +87,7 @@ def about() -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU",
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%MZ"),
         "python": platform.python_version(),
-        "packages": {"tfla": __import__("tfla").__version__} | {name: of(name) for name in packages},
+        "packages": {"tfla": tfla.__version__} | {name: of(name) for name in packages},
     }
 
 

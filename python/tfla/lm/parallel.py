@@ -85,6 +85,8 @@ def spread(model: LanguageModel, recipe: Recipe, world: World) -> nn.Module:
     """The model as all ranks train it. Gradients are means over ranks in both ways."""
     model.group = world.group
     if recipe.compile:
+        # Models of several configurations in one process share the code that is compiled.
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
         for block in model.blocks:
             block.compile()  # block by block: compiled once for all of them
     model.compiled_loss = recipe.compile and world.device.type == "cuda"

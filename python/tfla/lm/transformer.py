@@ -19,10 +19,11 @@ except ImportError:  # older than torch 2.10
     varlen_attn = None  # type: ignore[assignment]
 
 
-def _causal() -> dict[str, Any]:
-    """How this torch's varlen_attn is told to be causal."""
-    parameters = inspect.signature(varlen_attn).parameters
-    return {"is_causal": True} if "is_causal" in parameters else {"window_size": (-1, 0)}
+# How this torch's varlen_attn is told to be causal: the argument has changed.
+_CAUSAL: dict[str, Any] = {}
+if varlen_attn is not None:
+    _OLD = "is_causal" in inspect.signature(varlen_attn).parameters
+    _CAUSAL = {"is_causal": True} if _OLD else {"window_size": (-1, 0)}
 
 
 def rotations(tokens: int, size: int, base: float, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,7 +69,7 @@ class Attention(nn.Module):
             cu_seqlens = documents.cu_seqlens
             assert cu_seqlens is not None
             y = varlen_attn(
-                q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), cu_seqlens, cu_seqlens, longest, longest, **_causal()
+                q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), cu_seqlens, cu_seqlens, longest, longest, **_CAUSAL
             )
             assert isinstance(y, Tensor)
             return self.out(y.view(x.shape))
