@@ -6,12 +6,17 @@ import json
 import random
 from pathlib import Path
 
-from tfla.lm import ModelConfig, Recipe
+import torch
+
+from tfla.lm import LanguageModel, ModelConfig, Recipe
 from tfla.lm.prepare import Source, prepare
 
 WORDS = (
     "the state of a sequence is kept in a matrix and read by a query ; gates say what is kept and what is taken".split()
 )
+
+EOD = 256
+PROMPTS = [[EOD, *b"the state of"], [EOD], [EOD, *b"a", *b" gate" * 9], [EOD, *b"xy"]]
 
 
 def write_texts(path: Path, documents: int = 40, seed: int = 0) -> Path:
@@ -39,3 +44,12 @@ def small_model(**changes) -> ModelConfig:
 def small_recipe(**changes) -> Recipe:
     fields = {"lr": 5e-3, "batch": 4, "steps": 6, "context": 48, "warmup": 2, "cooldown": 2}
     return Recipe(**{**fields, **changes})
+
+
+@torch.no_grad()
+def greedy(model: LanguageModel, prompt: list[int], tokens: int) -> list[int]:
+    """By the whole sequence, again for every token."""
+    sequence = list(prompt)
+    for _ in range(tokens):
+        sequence.append(int(model(torch.tensor([sequence]))[0, -1].argmax()))
+    return sequence[len(prompt) :]

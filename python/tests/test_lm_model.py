@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lm_inputs import small_model, small_recipe
+from lm_inputs import EOD, small_model, small_recipe
 from tfla.lm import Documents, LanguageModel, ModelConfig, loss, preset, recipe
 from tfla.lm.data import make_batch
 from tfla.lm.init import small, wang
@@ -15,7 +15,6 @@ from tfla.lm.optimizer import decays, learning_rate, make_optimizer
 from tfla.reference import recurrence, relative_error
 
 KINDS = ["xlstm", "transformer"]
-EOD = 256
 
 
 def make_model(dtype=torch.float32, **changes) -> LanguageModel:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from lm_inputs import make_data, small_model, write_texts
+from lm_inputs import EOD, PROMPTS, greedy, make_data, small_model, write_texts
 from tfla.lm import LanguageModel, bench, convert
 from tfla.lm.cli import main
 from tfla.lm.data import Dataset
@@ -16,8 +16,6 @@ from tfla.lm.evaluate import evaluate, positions
 from tfla.lm.generate import Sampling, Session, complete, generate
 from tfla.reference import relative_error
 
-EOD = 256
-PROMPTS = [[EOD, *b"the state of"], [EOD], [EOD, *b"a", *b" gate" * 9], [EOD, *b"xy"]]
 NATIVE = {
     "chunkwise_kernel_name": "chunkwise--native_autograd",
     "sequence_kernel_name": "native_sequence__native",
@@ -79,15 +77,6 @@ def test_evaluation_is_the_same_for_every_chunk_size(data):
 def test_positions():
     starts = torch.tensor([[1, 0, 0, 1, 1, 0], [0, 0, 1, 0, 0, 0]], dtype=torch.bool)
     assert positions(starts).tolist() == [[0, 1, 2, 0, 0, 1], [0, 1, 0, 1, 2, 3]]
-
-
-@torch.no_grad()
-def greedy(model: LanguageModel, prompt: list[int], tokens: int) -> list[int]:
-    """By the whole sequence, again for every token."""
-    sequence = list(prompt)
-    for _ in range(tokens):
-        sequence.append(int(model(torch.tensor([sequence]))[0, -1].argmax()))
-    return sequence[len(prompt) :]
 
 
 @pytest.mark.parametrize("gate", ["exp", "sigmoid"])
