@@ -103,7 +103,10 @@ class Results:
 
     def add(self, part: str, name: str, result: Any, **fields: Any) -> None:
         entry = self.content.setdefault(part, {"runs": {}})
-        entry |= {"about": about(), "command": " ".join(["benchmarks/lm_experiments.py", *sys.argv[1:]]), **fields}
+        entry |= {"about": about(), **fields}
+        command = " ".join(["benchmarks/lm_experiments.py", *sys.argv[1:]])
+        if command not in entry.setdefault("commands", []):
+            entry["commands"].append(command)
         entry["runs"][name] = result
         self.path.parent.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_suffix(".partial")
@@ -130,7 +133,7 @@ def train_once(data: Path, size: str, changes: dict[str, Any], training: dict[st
             summary = train(config, plan, data, run)
             failed = None
         except RuntimeError as error:  # a run whose loss is not finite is a result
-            if "the loss is" not in str(error):
+            if "checkpoints before it are kept" not in str(error):
                 raise
             summary, failed = {"finished": False}, str(error)
         lines = [line for line in read_log(directory / "log.jsonl") if "loss" in line]
@@ -191,13 +194,14 @@ def steps(options: argparse.Namespace, results: Results) -> None:
     from tfla.lm import bench
 
     for size in options.sizes.split(","):
-        if results.has("steps", size):
+        name = f"{size}, batch {options.batch or 8}, {options.models}{', fused' if options.fuse else ''}"
+        if results.has("steps", name):
             continue
         setting = bench.Options(
             size, batch=options.batch or 8, context=options.context or 8192, steps=options.steps or 3,
             compile=options.compile, fuse=options.fuse, device="cuda" if torch.cuda.is_available() else "cpu",
         )  # fmt: skip
-        results.add("steps", size, bench.compare(tuple(options.models.split(",")), setting, say))
+        results.add("steps", name, bench.compare(tuple(options.models.split(",")), setting, say))
 
 
 def main() -> None:

@@ -7,7 +7,6 @@ from lm_inputs import EOD, PROMPTS, greedy, make_data, small_model, small_recipe
 from lm_worker import options
 from test_cuda import usable
 from test_lm_model import make_model, packed_targets
-from tfla.lm import Documents
 from tfla.lm.data import make_batch
 from tfla.lm.generate import Sampling, Session, complete, generate
 from tfla.lm.metrics import read_log
@@ -59,7 +58,7 @@ def test_packed_documents(changes, dtype, bound):
     batch = make_batch(packed_targets(), EOD)
     model, exact = make_model(dtype, **changes).cuda(), make_model(**changes)
     there = batch.to("cuda")
-    total = model(there.inputs, there.targets, Documents(*there.documents)).total
+    total = model(there.inputs, there.targets, there.documents).total
     expected = exact(*batch).total
     total.backward()
     expected.backward()

@@ -12,7 +12,7 @@ import importlib
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -174,7 +174,8 @@ def median_seconds(call: Callable[[], object], repetitions: int, device: str, wa
 
 def kernel_seconds(call: Callable[[], object], pattern: str, device: str) -> tuple[float, list[tuple[str, float]]]:
     """Device time of kernels that match the pattern in one call, and the ten longest kernels, by torch's profiler."""
-    from torch.profiler import DeviceType, ProfilerActivity, profile
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
 
     activities = [ProfilerActivity.CUDA] if device == "cuda" else [ProfilerActivity.CPU]
     with profile(activities=activities) as profiler:
@@ -244,42 +245,39 @@ def release() -> None:
 
 def compare(subjects: tuple[str, ...], options: Options, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """All subjects at one size and one batch: where one of them runs out of memory, the batch is halved for all."""
-    rows: list[dict[str, Any]] = []
-    for subject in subjects:
+    rows: dict[str, dict[str, Any]] = {}
+    # The one that needs the most memory goes first, so that less is measured in vain.
+    for subject in sorted(subjects, key=lambda name: name != "xlstm"):
         reason = missing(subject, options.device)
         if reason is not None:
-            rows.append({"model": subject, "size": options.size, "failed": reason})
+            rows[subject] = {"model": subject, "size": options.size, "failed": reason}
             continue
         say(f"{options.size} {subject}, batch {options.batch}")
-        try:
-            rows.append({**measure(subject, options), "batch": options.batch, "context": options.context})
-        except torch.cuda.OutOfMemoryError:
-            if options.batch == 1:
-                rows.append({"model": subject, "size": options.size, "failed": "out of memory with one row"})
-                continue
-            release()
+        row = _attempt(subject, options)
+        if row is not None and "failed" in row and options.compile:
+            say(f"{options.size} {subject} fails under torch.compile: without it")
+            reason, row = row["failed"], _attempt(subject, replace(options, compile=False))
+            row = None if row is None else {**row, "not_compiled": reason}
+        if row is None and options.batch > 1:
             say(f"{options.size} {subject} does not fit with a batch of {options.batch}: all again with half of it")
-            return compare(subjects, Options(**{**options.__dict__, "batch": options.batch // 2}), say)
-        except Exception as error:  # a peer that cannot run here is reported, not hidden
-            if subject != "xlstm":
-                raise
-            rows.append(_uncompiled(options, error))
-        release()
-    return rows
+            return compare(subjects, replace(options, batch=options.batch // 2), say)
+        rows[subject] = row or {"model": subject, "size": options.size, "failed": "out of memory"}
+    return [rows[subject] for subject in subjects]
 
 
-def _uncompiled(options: Options, error: Exception) -> dict[str, Any]:
-    """The published model as it comes, where torch.compile does not take it."""
-    reason = str(error).splitlines()[0][:200]
-    if options.compile:
-        release()
-        options = Options(**{**options.__dict__, "compile": False})
-        try:
-            row = measure("xlstm", options)
-            return {**row, "batch": options.batch, "context": options.context, "not_compiled": reason}
-        except Exception as again:
-            reason = str(again).splitlines()[0][:200]
-    return {"model": "xlstm", "size": options.size, "failed": reason}
+def _attempt(subject: str, options: Options) -> dict[str, Any] | None:
+    """A row; None where memory does not suffice."""
+    row: dict[str, Any] | None = None
+    try:
+        row = {**measure(subject, options), "batch": options.batch, "context": options.context}
+    except torch.cuda.OutOfMemoryError:
+        pass
+    except Exception as error:  # a peer that cannot run here is reported, not hidden
+        if subject != "xlstm":
+            raise
+        row = {"model": subject, "size": options.size, "failed": str(error).strip().splitlines()[0][:200]}
+    release()  # out here: an error that is being handled holds on to the model
+    return row
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from tfla.lm.data import Dataset
-from tfla.lm.layers import Documents
 from tfla.lm.loss import IGNORED
 from tfla.lm.parallel import World
 
@@ -53,7 +52,7 @@ def evaluate(
             part = whole.stretch(world.place, world.context_ranks)
             place = place[:, world.place * part.inputs.shape[1] :][:, : part.inputs.shape[1]]
         part = part.to(world.device)
-        losses = model(part.inputs, part.targets, Documents(*part.documents)).tokens
+        losses = model(part.inputs, part.targets, part.documents).tokens
         counts = part.targets != IGNORED
         bucket = torch.log2(place.to(world.device).double() + 1).long()[counts]
         sums[0].index_add_(0, bucket, losses[counts].double())

@@ -36,9 +36,9 @@ class Bytes:
 class TokenizerFile:
     """A tokenizer.json. Names of special tokens inside a text are text."""
 
-    def __init__(self, tokenizer: Any, eod: str | None = None, origin: str = "the tokenizer") -> None:
-        names = EOD_NAMES if eod is None else (eod,)
-        ids = [tokenizer.token_to_id(name) for name in names]
+    def __init__(self, tokenizer: Any, eod: str | int | None = None, origin: str = "the tokenizer") -> None:
+        names = (eod,) if isinstance(eod, str) else EOD_NAMES
+        ids = [eod] if isinstance(eod, int) else [tokenizer.token_to_id(name) for name in names]
         found = next((token for token in ids if token is not None), None)
         if found is None:
             raise ValueError(f"tfla: {origin} has no token {' or '.join(names)}; name its end of document with --eod")
@@ -46,7 +46,7 @@ class TokenizerFile:
         tokenizer.encode_special_tokens = True
 
     @classmethod
-    def load(cls, path: Path, eod: str | None = None) -> TokenizerFile:
+    def load(cls, path: Path, eod: str | int | None = None) -> TokenizerFile:
         library = _library()
         try:
             tokenizer = library.Tokenizer.from_file(str(path))
@@ -85,12 +85,7 @@ class TokenizerFile:
 
 def load(name: str, directory: Path, eod: int | None = None) -> Tokenizer:
     """The tokenizer that a dataset or a checkpoint names; its file lies in the same folder."""
-    if name == "bytes":
-        return Bytes()
-    tokenizer = TokenizerFile.load(directory / name, None)
-    if eod is not None:
-        tokenizer.eod = eod
-    return tokenizer
+    return Bytes() if name == "bytes" else TokenizerFile.load(directory / name, eod)
 
 
 def _library() -> Any:

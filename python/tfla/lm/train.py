@@ -123,17 +123,19 @@ class _Trainer:
                 enough = self.step == run.stop_after
                 late = run.time_limit is not None and time.monotonic() - begin > run.time_limit
                 stopped = done or enough or ((stop.asked or late) and world.ranks == 1)
-                if self.step % run.log_every == 0 or stopped:
+                saving = run.save_every is not None and self.step % run.save_every == 0
+                if self.step % run.log_every == 0 or saving or stopped:  # what is saved is logged, and is finite
                     stopped = self._flush(stop.asked or late) or stopped
                 # A run that its time limit ends is to be judged as well; one that a signal ends has no time for that.
                 over = done or (late and world.ranks == 1)
                 if run.eval_every and (self.step % run.eval_every == 0 or over):
                     self._evaluate()
-                if run.save_every and (self.step % run.save_every == 0 or stopped):
+                if saving or (stopped and run.save_every is not None):
                     checkpoint.save(
                         run.directory, self.step, self.model, self.optimizer, self.about, world, keep=run.keep
                     )
                     saved = self.step
+                    self.since = time.monotonic()
         self.progress.close()
         if self.log is not None:
             self.log.close()
@@ -197,8 +199,9 @@ class _Trainer:
             self.summary |= {key: line[key] for key in ("loss", "tokens_per_second", "mfu")}
             if self.log is not None:
                 self.log.write(line)
-            if not math.isfinite(loss):
-                raise RuntimeError(f"tfla: the loss is {loss} at step {step}; the last checkpoint before it is kept")
+            for name, value in (("loss", loss), ("gradient norm", norm)):
+                if not math.isfinite(value):
+                    raise RuntimeError(f"tfla: the {name} is {value} at step {step}; checkpoints before it are kept")
         self.pending.clear()
         if self.log is not None:
             self.log.flush()
