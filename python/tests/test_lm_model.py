@@ -141,6 +141,17 @@ def test_bfloat16_computation_has_float32_parameters():
     assert {x.dtype for x in (model.blocks[0](torch.zeros(1, 3, 32, dtype=torch.bfloat16)),)} == {torch.bfloat16}
 
 
+def test_matrices_in_dtype_change_nothing():
+    model, tokens = make_model(torch.bfloat16), torch.randint(0, EOD, (2, 9))
+    with torch.no_grad():
+        before = model(tokens), *model.prefill(tokens)[1][1]
+        model.matrices_in_dtype()
+        after = model(tokens), *model.prefill(tokens)[1][1]
+    assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
+    kept = {x.dtype for name, x in model.named_parameters() if x.dim() == 1}
+    assert kept == {torch.float32} and model.head.weight.dtype == torch.bfloat16
+
+
 def test_prefill_and_decode_are_the_whole_sequence():
     model, tokens = make_model(), torch.randint(0, EOD, (3, 20))
     with torch.no_grad():

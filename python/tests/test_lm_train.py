@@ -273,6 +273,20 @@ def test_two_processes_are_one(two_processes, one_process, name):
                 assert line[key] == pytest.approx(other[key], rel=1e-4), (line["step"], key)
 
 
+def test_torchrun(data, whole, tmp_path):
+    """The command line as torchrun starts it, which reads the options before we do."""
+    fields = "--layers 2 --dim 32 --heads 2 --input-gate-bias -1 --lr 5e-3 --batch 4 --steps 6 --context 48 --warmup 2"
+    launch = "-m torch.distributed.run --standalone --nproc-per-node 2 -m tfla.lm train --cooldown 2 --device cpu"
+    command = [sys.executable, *launch.split(), *fields.split(), "--no-progress", "--no-tensorboard"]
+    command += ["--parallel", "fsdp", "--data", data, "--out", tmp_path / "run"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("step 6 of 6: finished") == 1
+    for (loss, _), (expected, _) in zip(losses(tmp_path / "run"), losses(whole), strict=True):
+        assert loss == pytest.approx(expected, rel=1e-4)
+
+
 def test_run_of_two_processes_is_resumed_by_one(two_processes, data, whole, tmp_path):
     run = shutil.copytree(two_processes / "stopped", tmp_path / "run")
     assert train(small_model(), small_recipe(), data, options(run))["begun_at"] == 3

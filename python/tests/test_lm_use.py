@@ -299,7 +299,7 @@ def test_command_line(tmp_path, capsys, monkeypatch):
     assert "train      " in capsys.readouterr().out
     train = "--layers 1 --dim 32 --steps 4 --warmup 1 --cooldown 1 --context 32 --batch 2 --no-tensorboard --device cpu"
     fields = "--input-gate-bias -5 --betas 0.9 0.9 --train-input-gate --chunk-size none"
-    command = ["train", "--data", "data", "--run", "run", *train.split(), *fields.split()]
+    command = ["train", "--data", "data", "--out", "run", *train.split(), *fields.split()]
     assert main([*command, "--stop-after", "2"]) == 0
     assert "stopped; the same command goes on" in capsys.readouterr().out
     assert main(command) == 0 and "step 4 of 4: finished" in capsys.readouterr().out
@@ -320,9 +320,9 @@ def test_command_line(tmp_path, capsys, monkeypatch):
     assert json.loads((tmp_path / "back.json").read_text())["loss"] == pytest.approx(result["loss"], rel=1e-5)
     for bad, sentence in {
         ("eval", "nowhere"): "tfla: nowhere holds no checkpoint",
-        ("train", "--run", "new"): "tfla: data is not given",
-        ("train", "--run", "new", "--data", "data", "--preset", "2b"): "tfla: preset is '2b'",
-        ("train", "--run", "run", "--lr", "1"): "was trained with lr",
+        ("train", "--out", "new"): "tfla: data is not given",
+        ("train", "--out", "new", "--data", "data", "--preset", "2b"): "tfla: preset is '2b'",
+        ("train", "--out", "run", "--lr", "1"): "was trained with lr",
         ("export", "run", "--layout", "xlstm", "--out", "hf"): "tfla: hf exists",
     }.items():
         assert main(list(bad)) == 2

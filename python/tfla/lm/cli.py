@@ -18,7 +18,7 @@ from tfla.lm.fields import field_types
 EXAMPLES = {
     "": """examples:
   python -m tfla.lm prepare /usr/lib/python3 --include '*.py' --skip-bad --out data
-  python -m tfla.lm train --data data --run runs/first
+  python -m tfla.lm train --data data --out runs/first
   python -m tfla.lm eval runs/first --data data
   python -m tfla.lm generate runs/first 'def main('
   python -m tfla.lm export runs/first --layout huggingface --out first-hf
@@ -28,11 +28,11 @@ EXAMPLES = {
   python -m tfla.lm prepare web.jsonl --field content --train-tokenizer 16384 --out data
   python -m tfla.lm prepare web.jsonl --tokenizer tokenizer.json --eod '<|endoftext|>' --out data""",
     "train": """examples:
-  python -m tfla.lm train --data data --run runs/a                                 tiny, on this machine
-  python -m tfla.lm train --data data --run runs/b --preset 160m --gate sigmoid --compile --micro-batch 16
-  python -m tfla.lm train --data data --run runs/c --preset 160m --kind transformer
-  torchrun --nproc-per-node 8 -m tfla.lm train --data data --run runs/d --preset 1.4b --parallel fsdp --compile
-  torchrun --nproc-per-node 8 -m tfla.lm train --data data --run runs/e --context 131072 --context-parallel 8
+  python -m tfla.lm train --data data --out runs/a                                 tiny, on this machine
+  python -m tfla.lm train --data data --out runs/b --preset 160m --gate sigmoid --compile --micro-batch 16
+  python -m tfla.lm train --data data --out runs/c --preset 160m --kind transformer
+  torchrun --nproc-per-node 8 -m tfla.lm train --data data --out runs/d --preset 1.4b --parallel fsdp --compile
+  torchrun --nproc-per-node 8 -m tfla.lm train --data data --out runs/e --context 131072 --context-parallel 8
 Interrupt it (Ctrl-C, SIGTERM) and it saves; the same command goes on from there.""",
     "eval": """examples:
   python -m tfla.lm eval runs/a --data data
@@ -156,7 +156,7 @@ def _load(path: Path, device: Any, **changes: Any) -> Any:
     from tfla.lm.checkpoint import load_model
 
     model, meta = load_model(path, torch.bfloat16 if device.type == "cuda" else torch.float32, **changes)
-    return model.to(device).eval(), meta
+    return model.matrices_in_dtype().to(device).eval(), meta
 
 
 def _eval(arguments: argparse.Namespace) -> None:
@@ -291,7 +291,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command("train", _train, "train a model, or go on with a run")
     sub.add_argument("--data", type=Path, help="the dataset folder; a run that goes on knows its own")
-    sub.add_argument("--run", type=Path, required=True, help="folder of checkpoints and logs")
+    sub.add_argument("--out", dest="run", type=Path, required=True, help="folder of checkpoints and logs: the run")
     sub.add_argument("--preset", default="tiny", help="tiny, 160m, 400m, 1.4b or 7b: model and recipe; default tiny")
     sub.add_argument("--begin-from", type=Path, help="a checkpoint whose weights a new run begins with")
     sub.add_argument("--device", help="cpu or cuda; default cuda where there is one")

@@ -179,6 +179,14 @@ class LanguageModel(nn.Module):
         """Logits (B,vocab) after one more token (B) of each sequence; states are updated in place."""
         return self(tokens, states=states, mode="decode", slots=slots)
 
+    @torch.no_grad()
+    def matrices_in_dtype(self) -> LanguageModel:
+        """For use without training: matrices are kept in the dtype they are cast to at every call anyway. In place."""
+        for parameter in self.parameters():
+            if parameter.dim() == 2:
+                parameter.data = parameter.data.to(self.dtype)
+        return self
+
     def new_states(self, sequences: int) -> list[State]:
         layers: list[Any] = [block.mix for block in self.blocks]
         return [layer.new_state(sequences) for layer in layers]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -55,9 +56,14 @@ class World:
         if self.ranks > 1:
             dist.barrier()
 
-    def close(self) -> None:
-        if self.ours:
-            dist.destroy_process_group()
+    def close(self, together: bool) -> None:
+        """together: after all ranks; one that leaves while another still works can make torch abort either of them."""
+        if not self.ours:
+            return
+        if together:
+            gc.collect()  # what is left of a spread model, with its own handles on the group
+            dist.barrier()
+        dist.destroy_process_group()
 
 
 def join(recipe: Recipe, device: str | None = None) -> World:

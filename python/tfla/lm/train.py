@@ -75,10 +75,12 @@ def vocabulary(data: Dataset) -> int:
 def train(config: ModelConfig, recipe: Recipe, data_path: Path, run: Run) -> dict[str, Any]:
     """Trains to the last step or until stopped, from the run's last checkpoint if it has one. Returns a summary."""
     world = join(recipe, run.device)
+    summary: dict[str, Any] | None = None
     try:
-        return _Trainer(config, recipe, data_path, run, world).train()
+        summary = _Trainer(config, recipe, data_path, run, world).train()
+        return summary
     finally:
-        world.close()
+        world.close(together=summary is not None)
 
 
 class _Trainer:
