@@ -14,6 +14,7 @@ from tfla.lm.metrics import flops_per_token
 from tfla.lm.optimizer import decays, learning_rate, make_optimizer
 from tfla.reference import recurrence, relative_error
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 KINDS = ["xlstm", "transformer"]
 
 

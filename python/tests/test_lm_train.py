@@ -19,16 +19,8 @@ from tfla.lm.metrics import Log, read_log
 from tfla.lm.prepare import Source, prepare
 from tfla.lm.train import Run, train
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 WORKER = Path(__file__).with_name("lm_worker.py")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """These models are so small that a second thread costs more than it gives."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from tfla.lm.evaluate import evaluate, positions
 from tfla.lm.generate import Sampling, Session, complete, generate
 from tfla.reference import relative_error
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 NATIVE = {
     "chunkwise_kernel_name": "chunkwise--native_autograd",
     "sequence_kernel_name": "native_sequence__native",
