@@ -12,7 +12,7 @@ import typing
 from pathlib import Path
 from typing import Any, Literal
 
-from tfla.lm.config import ModelConfig, Recipe
+from tfla.lm.config import HELP, ModelConfig, Recipe
 from tfla.lm.fields import field_types
 
 EXAMPLES = {
@@ -85,7 +85,8 @@ def _add_fields(parser: argparse.ArgumentParser, cls: type, title: str) -> None:
     for field in dataclasses.fields(cls):
         if field.name not in NOT_GIVEN:
             name = "--" + field.name.replace("_", "-")
-            group.add_argument(name, default=argparse.SUPPRESS, dest=field.name, **_argument(kinds[field.name]))
+            how = _argument(kinds[field.name])
+            group.add_argument(name, default=argparse.SUPPRESS, dest=field.name, help=HELP[field.name], **how)
 
 
 def _given(arguments: argparse.Namespace, cls: type) -> dict[str, Any]:

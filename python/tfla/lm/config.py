@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tfla._options import Gate, Normalizer, unknown
+from tfla._options import Normalizer, unknown
 from tfla.lm.fields import check_types, from_dict, replace
 
 Kind = Literal["xlstm", "transformer"]
+InputGate = Literal["exp", "sigmoid"]
 Reset = Literal["exact", "soft"]
 Norm = Literal["layer", "rms"]
 Parallel = Literal["ddp", "fsdp"]
@@ -32,7 +33,7 @@ class ModelConfig:
     ffn_dim: int | None = None  # None: feed_forward_dim(dim)
     qk_factor: float = 0.5  # dimension of all query/key heads, as a multiple of dim
     v_factor: float = 1.0
-    gate: Gate = "exp"  # input gate: "exp" or "sigmoid"
+    gate: InputGate = "exp"
     normalizer: Normalizer | None = None  # None: the paper's for the gate
     eps: float = 1e-6  # in the denominator of the cell
     norm_eps: float = 1e-6  # of the norms before layers and head
@@ -56,8 +57,6 @@ class ModelConfig:
                 raise ValueError(f"tfla: {name} is {getattr(self, name)}; it must be positive")
         if self.ffn_dim is not None and self.ffn_dim <= 0:
             raise ValueError(f"tfla: ffn_dim is {self.ffn_dim}; it must be positive, or None for 8/3 of dim")
-        if self.gate == "log":
-            raise unknown("gate", self.gate, ("exp", "sigmoid"))
         if self.kind == "transformer" and (self.dim % self.heads or (self.dim // self.heads) % 2):
             raise ValueError(
                 f"tfla: heads is {self.heads} for dim {self.dim}; heads of a Transformer have an even size"
@@ -144,3 +143,49 @@ def recipe(name: str, **changes: Any) -> Recipe:
             raise ValueError(f"tfla: the paper trains no {name}; give {', '.join(missing)}")
         return from_dict(Recipe, changes)
     return replace(RECIPES[name], changes)
+
+
+# What --help says of the fields.
+HELP: dict[str, str] = {
+    "layers": "blocks",
+    "dim": "width of the residual stream",
+    "heads": "heads of the sequence layer",
+    "kind": "xlstm, or the Transformer beside it",
+    "ffn_dim": "width of the feed-forward layer; none: 8/3 of dim",
+    "qk_factor": "all query/key heads together, as a multiple of dim",
+    "v_factor": "all value heads together, as a multiple of dim",
+    "gate": "input gate: mLSTMexp or mLSTMsig",
+    "normalizer": "denominator; without it the paper's for the gate",
+    "eps": "in the denominator",
+    "norm_eps": "of the norms before layers and head",
+    "cell_norm": "norm per head after the cell",
+    "cell_norm_eps": "of that norm",
+    "gate_soft_cap": "of gate pre-activations; none: no cap",
+    "logit_soft_cap": "of logits; none: no cap",
+    "input_gate_bias": "at the beginning",
+    "forget_gate_bias": "at the beginning, of the first and the last head",
+    "train_input_gate": "or leave the input gate at its bias",
+    "zero_output_gate": "output gate weights begin at zero",
+    "reset": "where a document begins: exact, or a forget gate of -25",
+    "chunk_size": "of the kernels; none: the plan's choice",
+    "rope_base": "of the Transformer's positions",
+    "fuse": "one product for projections of the same input",
+    "lr": "peak learning rate",
+    "batch": "sequences per step, over all ranks",
+    "steps": "updates of the whole run",
+    "context": "tokens of a sequence",
+    "warmup": "first steps, from a rate of 0",
+    "cooldown": "last steps, to a rate of 0",
+    "min_lr": "where the cosine ends, as a part of lr",
+    "betas": "of AdamW",
+    "adam_eps": "of AdamW",
+    "weight_decay": "on weights of linear layers",
+    "clip": "largest gradient norm",
+    "seed": "of weights and order",
+    "micro_batch": "sequences at a time on one rank; none: all",
+    "parallel": "how several ranks hold the model",
+    "context_parallel": "ranks that share a sequence",
+    "checkpoint_activations": "compute activations again in backward",
+    "compile": "torch.compile, block by block",
+    "dtype": "of the computation; without it bfloat16 on CUDA, else float32",
+}

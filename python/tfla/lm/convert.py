@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tfla._options import unknown
-from tfla.lm.config import ModelConfig, feed_forward_dim
+from tfla.lm.config import InputGate, ModelConfig, feed_forward_dim
 from tfla.lm.model import LanguageModel
 
 Layout = Literal["xlstm", "huggingface"]
@@ -208,7 +208,7 @@ def import_model(path: Path) -> LanguageModel:
         return float(given.get(name, default))
 
     kernel = str(given.get("chunkwise_kernel", ""))
-    gate: Literal["exp", "sigmoid"] = "sigmoid" if "siging" in kernel else "exp"
+    gate: InputGate = "sigmoid" if "siging" in kernel else "exp"
     norm_eps = number("norm_eps", 1e-6)
     config = ModelConfig(
         layers=max(blocks) + 1, dim=dim, heads=heads, vocab=vocab, ffn_dim=hidden, qk_factor=qk / dim, v_factor=v / dim,
