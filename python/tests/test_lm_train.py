@@ -64,6 +64,14 @@ def test_resumed_run_is_the_same_bit_for_bit(data, whole, tmp_path, stops):
     assert_same_run(tmp_path / "run", whole)
 
 
+@pytest.mark.parametrize("changes", [{"train_input_gate": False}, {"kind": "transformer"}], ids=str)
+def test_other_models_are_resumed_bit_for_bit(data, tmp_path, changes):
+    for stop in (2, None):
+        train(small_model(**changes), small_recipe(), data, options(tmp_path / "resumed", stop_after=stop))
+    train(small_model(**changes), small_recipe(), data, options(tmp_path / "run"))
+    assert_same_run(tmp_path / "resumed", tmp_path / "run")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_saves_and_the_run_goes_on(data, whole, tmp_path, monkeypatch, number):
     original, sent = training.learning_rate, []

@@ -66,6 +66,7 @@ class Published(nn.Module):
         super().__init__()
         package: Any = importlib.import_module("xlstm.xlstm_large.model")
         chunkwise, sequence, step = XLSTM_KERNELS[options.device]
+        # It returns its states, as its own layer takes for granted; 128 is the paper's chunk size for this kernel.
         self.model = package.xLSTMLarge(
             package.xLSTMLargeConfig(
                 embedding_dim=config.dim,

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from tfla.lm.config import ModelConfig, Recipe
 from tfla.lm.fields import from_dict, to_dict
@@ -64,7 +64,7 @@ def _sync(path: Path) -> None:
 
 
 def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    weights, moments = get_state_dict(model, optimizer, options=StateDictOptions(strict=False))
+    weights, moments = get_state_dict(model, optimizer)
     return {"model": weights, "optimizer": moments, "rng": torch.get_rng_state()}
 
 
@@ -172,10 +172,7 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, about: 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.load(state, checkpoint_id=path)
-    set_state_dict(
-        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"],
-        options=StateDictOptions(strict=False),
-    )  # fmt: skip
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     torch.set_rng_state(state["rng"])
     return meta["step"]
 
