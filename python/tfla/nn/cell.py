@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tfla import distributed
 from tfla._options import Gate, Normalizer
+from tfla.nn.linear import fused
 from tfla.ops import State, mlstm, mlstm_step
 
 Mode = Literal["train", "prefill", "decode"]
@@ -29,8 +30,10 @@ class _Gate(nn.Linear):
         self.bias.copy_(torch.linspace(*self.biases, self.out_features))
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.biased(F.linear(x, self.weight.to(x.dtype)))
+
+    def biased(self, product: Tensor) -> Tensor:
         # The bias is the larger part; added in float32 it is not rounded to 16 bits under autocast.
-        product = F.linear(x, self.weight.to(x.dtype))
         return product + self.bias if product.dtype == torch.float64 else product.float() + self.bias.float()
 
 
@@ -62,10 +65,14 @@ class MLSTMCell(nn.Module):
         train_input_gate: bool = True,
         reset: float = float("-inf"),
         track_gates: bool = False,
+        fuse: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """reset: the forget gate's pre-activation, after the cap, where `starts` is set; -inf clears the state."""
+        """reset: the forget gate's pre-activation, after the cap, where `starts` is set; -inf clears the state.
+
+        fuse: one product for both gates, whose weights stay separate parameters.
+        """
         super().__init__()
         self.heads = heads
         self.gate: Gate = gate
@@ -74,7 +81,7 @@ class MLSTMCell(nn.Module):
         self.soft_cap = soft_cap
         self.chunk_size = chunk_size
         self.exact_normalizer_grad = exact_normalizer_grad
-        self.reset, self.track_gates = reset, track_gates
+        self.reset, self.track_gates, self.fuse = reset, track_gates, fuse
         self.input_gate = _Gate(dim, heads, (input_gate_bias, input_gate_bias), device=device, dtype=dtype)
         self.input_gate.requires_grad_(train_input_gate)
         self.forget_gate = _Gate(dim, heads, forget_gate_bias, device=device, dtype=dtype)
@@ -99,7 +106,11 @@ class MLSTMCell(nn.Module):
         starts (B,T) bool: first tokens of documents, where the state is reset. group: the tokens are this rank's
         stretch of a sequence that lies on the ranks of the group (context parallel).
         """
-        i, f = self.input_gate(x), self.forget_gate(x)
+        if self.fuse:
+            gates = (self.input_gate, self.forget_gate)
+            i, f = (gate.biased(product) for gate, product in zip(gates, fused(x, *gates), strict=True))
+        else:
+            i, f = self.input_gate(x), self.forget_gate(x)
         soft_cap = self.soft_cap
         if mode == "decode":
             if state is None or cu_seqlens is not None or starts is not None or group is not None:

@@ -54,7 +54,7 @@ class MLSTMLayer(nn.Module):
         """qk_factor, v_factor: dimension of all query/key heads and of all value heads, as multiples of dim.
 
         input_gate_bias, forget_gate_bias, train_input_gate, reset, track_gates: of the cell. fuse: one product for q,
-        k, v and output gate, whose weights stay separate parameters.
+        k, v and output gate, and one for the gates; their weights stay separate parameters.
         """
         super().__init__()
         qk_dim, v_dim = round(qk_factor * dim), round(v_factor * dim)
@@ -81,7 +81,7 @@ class MLSTMLayer(nn.Module):
             dim, heads, gate=gate, normalizer=normalizer, eps=eps, soft_cap=soft_cap, chunk_size=chunk_size,
             exact_normalizer_grad=exact_normalizer_grad, input_gate_bias=input_gate_bias,
             forget_gate_bias=forget_gate_bias, train_input_gate=train_input_gate, reset=reset, track_gates=track_gates,
-            device=device, dtype=dtype,
+            fuse=fuse, device=device, dtype=dtype,
         )  # fmt: skip
         self.norm_weight = nn.Parameter(torch.empty(v_dim, device=device, dtype=dtype))
         self.out = linear(v_dim, dim)

@@ -15,6 +15,6 @@ class Linear(nn.Linear):
 
 
 def fused(x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
-    """What several layers without bias make of x, by one product: x is read once, forward and backward."""
+    """What several layers make of x, their biases left out, by one product: x is read once, forward and backward."""
     weights = [layer.weight for layer in layers]
     return F.linear(x, torch.cat(weights).to(x.dtype)).split([weight.shape[0] for weight in weights], dim=-1)
