@@ -80,7 +80,10 @@ def main() -> int:
 
     training = recipe("tiny", steps=arguments.steps, warmup=arguments.steps // 20, cooldown=arguments.steps // 10)
     config = preset("tiny", vocab=vocabulary(Dataset(data, "train", training.context)), gate=arguments.gate)
-    train(config, training, data, Run(run, eval_every=max(arguments.steps // 10, 1), eval_rows=64))
+    summary = train(config, training, data, Run(run, eval_every=max(arguments.steps // 10, 1), eval_rows=64))
+    if not summary["finished"]:
+        print(f"stopped at step {summary['step']}; to go on: python -m tfla.lm train --out {run}")
+        return 1
 
     model, _ = checkpoint.load_model(run)
     result = evaluate(model.eval(), Dataset(data, "validation", training.context))
