@@ -190,16 +190,25 @@ tfla::Plan plan_of(tfla::Operation operation, const Args& args, const Place& pla
                                .longest = args.q.shape[1],
                                .dtype = args.q.dtype,
                                .gate_dtype = args.i.dtype};
-  return tfla::plan(operation, shape, args.options, place.execution());
+  tfla::Plan plan = tfla::plan(operation, shape, args.options, place.execution());
+  if constexpr (requires { tfla::fits(plan, args); }) {
+    if (!tfla::fits(plan, args)) plan = tfla::plan(args, place.execution());
+  }
+  return plan;
+}
+
+template <class Args>
+void run(const tfla::Plan& plan, const Args& args, const Place& place,
+         void (*function)(const Args&, const tfla::Plan&, std::span<std::byte>, void*)) {
+  const Tensor scratch = place.empty(ScalarType::Byte, {static_cast<std::int64_t>(plan.scratch_bytes)});
+  function(args, plan, {static_cast<std::byte*>(scratch.mutable_data_ptr()), plan.scratch_bytes},
+           place.execution().stream);
 }
 
 template <class Args>
 void run(tfla::Operation operation, const Args& args, const Place& place,
          void (*function)(const Args&, const tfla::Plan&, std::span<std::byte>, void*)) {
-  const tfla::Plan plan = plan_of(operation, args, place);
-  const Tensor scratch = place.empty(ScalarType::Byte, {static_cast<std::int64_t>(plan.scratch_bytes)});
-  function(args, plan, {static_cast<std::byte*>(scratch.mutable_data_ptr()), plan.scratch_bytes},
-           place.execution().stream);
+  run(plan_of(operation, args, place), args, place, function);
 }
 
 // Gradients arrive in any strides; tfla reads rows.
@@ -239,6 +248,25 @@ Tensor mlstm(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i,
   return h;
 }
 
+// The same with what backward would compute again: h, rows.
+std::tuple<Tensor, Tensor> mlstm_with_rows(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i,
+                                           const Tensor& f, const MaybeTensor& C, const MaybeTensor& n,
+                                           const MaybeTensor& m, const MaybeTensor& cu_seqlens, std::int64_t gate,
+                                           std::int64_t normalizer, double eps, std::optional<double> qk_scale,
+                                           std::optional<double> soft_cap, bool exact_normalizer_grad,
+                                           std::int64_t chunk_size, std::int64_t formulation, bool head_first) {
+  const Place place(q);
+  const Tensor h = place.empty_like("v", v);
+  auto options = options_of(gate, normalizer, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size, formulation);
+  options.keep_rows = true;
+  auto args = forward_args(Views(place, head_first), q, k, v, i, f, C, n, m, cu_seqlens, h, options);
+  const tfla::Plan plan = plan_of(tfla::Operation::forward, args, place);
+  const Tensor rows = place.empty(ScalarType::Byte, {static_cast<std::int64_t>(plan.saved_bytes)});
+  args.saved = {static_cast<std::byte*>(rows.mutable_data_ptr()), plan.saved_bytes};
+  run<tfla::MlstmForward>(plan, args, place, tfla::forward);
+  return {h, rows};
+}
+
 // The same with the last state: h, C, n, m.
 std::tuple<Tensor, Tensor, Tensor, Tensor> mlstm_with_state(
     const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f, const MaybeTensor& C,
@@ -271,8 +299,11 @@ std::int64_t differentiable(std::int64_t formulation) {
   return formulation == recurrent ? static_cast<std::int64_t>(tfla::Formulation::chunkwise) : formulation;
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> mlstm_backward(
-    const Tensor& dh, const MaybeTensor& dC, const MaybeTensor& dn, const Tensor& q, const Tensor& k, const Tensor& v,
+using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+// rows: as mlstm_with_rows left them.
+Gradients backward_from(
+    const MaybeTensor& rows, const Tensor& dh, const MaybeTensor& dC, const MaybeTensor& dn, const Tensor& q, const Tensor& k, const Tensor& v,
     const Tensor& i, const Tensor& f, const MaybeTensor& C, const MaybeTensor& n, const MaybeTensor& m,
     const MaybeTensor& cu_seqlens, std::int64_t gate, std::int64_t normalizer, double eps,
     std::optional<double> qk_scale, std::optional<double> soft_cap, bool exact_normalizer_grad, std::int64_t chunk_size,
@@ -310,8 +341,31 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> mlstm_backwar
   };
   if (C) args.dinitial_state.C = views.in_place("dinitial_state.C", dC0);
   if (n) args.dinitial_state.n = views.in_place("dinitial_state.n", dn0);
+  if (rows) {
+    place.check("rows", *rows);
+    args.options.keep_rows = true;
+    args.saved = {static_cast<const std::byte*>(rows->const_data_ptr()), static_cast<std::size_t>(rows->numel())};
+  }
   run<tfla::MlstmBackward>(tfla::Operation::backward, args, place, tfla::backward);
   return {dq, dk, dv, di, df, dC0, dn0};
+}
+
+Gradients mlstm_backward(const Tensor& dh, const MaybeTensor& dC, const MaybeTensor& dn, const Tensor& q, const Tensor& k, const Tensor& v,
+    const Tensor& i, const Tensor& f, const MaybeTensor& C, const MaybeTensor& n, const MaybeTensor& m,
+    const MaybeTensor& cu_seqlens, std::int64_t gate, std::int64_t normalizer, double eps,
+    std::optional<double> qk_scale, std::optional<double> soft_cap, bool exact_normalizer_grad, std::int64_t chunk_size,
+    std::int64_t formulation, bool head_first) {
+  return backward_from(std::nullopt, dh, dC, dn, q, k, v, i, f, C, n, m, cu_seqlens, gate, normalizer, eps, qk_scale, soft_cap,
+                       exact_normalizer_grad, chunk_size, formulation, head_first);
+}
+
+Gradients mlstm_backward_with_rows(const Tensor& rows, const Tensor& dh, const MaybeTensor& dC, const MaybeTensor& dn, const Tensor& q, const Tensor& k, const Tensor& v,
+    const Tensor& i, const Tensor& f, const MaybeTensor& C, const MaybeTensor& n, const MaybeTensor& m,
+    const MaybeTensor& cu_seqlens, std::int64_t gate, std::int64_t normalizer, double eps,
+    std::optional<double> qk_scale, std::optional<double> soft_cap, bool exact_normalizer_grad, std::int64_t chunk_size,
+    std::int64_t formulation, bool head_first) {
+  return backward_from(rows, dh, dC, dn, q, k, v, i, f, C, n, m, cu_seqlens, gate, normalizer, eps, qk_scale, soft_cap,
+                       exact_normalizer_grad, chunk_size, formulation, head_first);
 }
 
 // One token as (B,H,D) or (B,H) becomes a token axis of one.
@@ -360,24 +414,31 @@ Tensor mlstm_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tenso
 
 STABLE_TORCH_LIBRARY(tfla, library) {
   library.def("mlstm(" TFLA_INPUTS TFLA_INITIAL TFLA_FAMILY TFLA_TRAINING ") -> Tensor");
+  library.def("mlstm_with_rows(" TFLA_INPUTS TFLA_INITIAL TFLA_FAMILY TFLA_TRAINING ") -> (Tensor, Tensor)");
   library.def("mlstm_with_state(" TFLA_INPUTS TFLA_INITIAL TFLA_FAMILY TFLA_TRAINING
               ") -> (Tensor, Tensor, Tensor, Tensor)");
   library.def("mlstm_backward(Tensor dh, Tensor? dC, Tensor? dn, " TFLA_INPUTS TFLA_INITIAL TFLA_FAMILY TFLA_TRAINING
               ") -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  library.def("mlstm_backward_with_rows(Tensor rows, Tensor dh, Tensor? dC, Tensor? dn, " TFLA_INPUTS TFLA_INITIAL
+                  TFLA_FAMILY TFLA_TRAINING ") -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   library.def("mlstm_step(" TFLA_INPUTS "Tensor(a!) C, Tensor(b!) n, Tensor(c!) m, Tensor? slots, " TFLA_FAMILY
               "bool head_first) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(tfla, CPU, library) {
   library.impl("mlstm", TORCH_BOX(&mlstm));
+  library.impl("mlstm_with_rows", TORCH_BOX(&mlstm_with_rows));
   library.impl("mlstm_with_state", TORCH_BOX(&mlstm_with_state));
   library.impl("mlstm_backward", TORCH_BOX(&mlstm_backward));
+  library.impl("mlstm_backward_with_rows", TORCH_BOX(&mlstm_backward_with_rows));
   library.impl("mlstm_step", TORCH_BOX(&mlstm_step));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(tfla, CUDA, library) {
   library.impl("mlstm", TORCH_BOX(&mlstm));
+  library.impl("mlstm_with_rows", TORCH_BOX(&mlstm_with_rows));
   library.impl("mlstm_with_state", TORCH_BOX(&mlstm_with_state));
   library.impl("mlstm_backward", TORCH_BOX(&mlstm_backward));
+  library.impl("mlstm_backward_with_rows", TORCH_BOX(&mlstm_backward_with_rows));
   library.impl("mlstm_step", TORCH_BOX(&mlstm_step));
 }

@@ -2,11 +2,13 @@
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "cuda/sm90/stages.h"
 #include "reference/tensor.h"
 #include "reference/values.h"
 #include "support.h"
@@ -16,6 +18,7 @@ namespace {
 
 using reference::Case;
 using reference::gather;
+using reference::Layout;
 using reference::Problem;
 using reference::Regime;
 using reference::Tensor;
@@ -107,6 +110,84 @@ TEST_F(Cuda, GraphsFollowDataAndLengths) {
   cudaFree(scratch);
 }
 
+struct HopperShape {
+  std::int64_t batch, tokens, heads, dqk, dhv;
+  Layout layout = Layout::bthd;
+  InputGate gate = InputGate::exponential;
+  bool states = false;  // an initial state, and a gradient of C into the last one
+};
+
+// Every size the Hopper kernel is compiled for, with full and partial panels, chunks and rows of the batch.
+constexpr HopperShape hopper_shapes[] = {
+    {1, 1, 1, 64, 64},
+    {1, 128, 2, 128, 256},
+    {2, 100, 3, 72, 200, Layout::bhtd, InputGate::sigmoid},
+    {3, 1000, 2, 128, 256, Layout::bthd, InputGate::sigmoid, true},
+    {2, 1024, 3, 128, 256, Layout::bhtd, InputGate::exponential, true},
+    {1, 1000, 2, 64, 96, Layout::bhtd, InputGate::exponential, true},
+    {2, 129, 2, 64, 200, Layout::fused, InputGate::sigmoid, true},
+    {2, 1024, 1, 64, 256},
+    {4, 255, 2, 128, 64, Layout::bthd, InputGate::exponential, true},
+    {2, 300, 2, 72, 96, Layout::fused},
+    {2, 1000, 3, 128, 192, Layout::bthd, InputGate::exponential, true},
+    {1, 1024, 2, 8, 8, Layout::bthd, InputGate::sigmoid, true},
+    {2, 1000, 9, 128, 256},  // 144 tiles: more than multiprocessors
+};
+
+TEST_F(Cuda, GradientsOnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  bool keep = false;
+  for (const HopperShape& shape : hopper_shapes) {
+    keep = !keep;
+    Case c = gpu_case({.batch = shape.batch,
+                       .tokens = shape.tokens,
+                       .qk_heads = shape.heads,
+                       .heads = shape.heads,
+                       .dqk = shape.dqk,
+                       .dhv = shape.dhv,
+                       .dtype = DType::bfloat16});
+    c.layout = shape.layout;
+    c.options = {.gate = shape.gate, .chunk_size = 128, .keep_states = keep};
+    c.initial_state = c.last_state_grad = shape.states;
+    Problem problem(c);
+    if (shape.states) {  // a gradient of n is left to the portable kernels
+      MlstmBackward& args = problem.backward();
+      overwrite(args.dlast_state.n, Values(static_cast<std::size_t>(shape.batch * shape.heads * shape.dqk)));
+      args.dlast_state.n = {};
+    }
+    const reference::Judge judge(problem, true);
+    forward(problem.forward(), on_gpu);
+    EXPECT_TRUE(plan(problem.forward(), on_gpu).hopper) << label(c);
+    EXPECT_TRUE(plan(problem.backward(), on_gpu).hopper_gradients) << label(c);
+    backward(problem.backward(), on_gpu);
+    EXPECT_TRUE(within_bounds(judge.forward_errors(), c)) << label(c);
+    EXPECT_TRUE(within_bounds(judge.backward_errors(), c)) << label(c);
+  }
+}
+
+// A NaN stays in its head, though a box of the accelerator would reach into the next one's rows.
+TEST_F(Cuda, NanStaysInItsHeadOnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  Case c =
+      gpu_case({.batch = 2, .tokens = 200, .qk_heads = 3, .heads = 3, .dqk = 72, .dhv = 96, .dtype = DType::bfloat16});
+  c.options.chunk_size = 128;
+  Problem problem(c);
+  const Snapshot clean = run_both(problem, on_gpu);
+  Values v = gather(problem.forward().v);
+  for (std::int64_t column = 0; column < 96; ++column) v[static_cast<std::size_t>(5 * 3 + 1) * 96 + column] = NAN;
+  overwrite(problem.forward().v, v);
+  EXPECT_TRUE(plan(problem.backward(), on_gpu).hopper_gradients);
+  const Snapshot dirty = run_both(problem, on_gpu);
+  for (const char* name : {"dq", "dk", "dv", "di", "df"}) {
+    const std::size_t width = clean.at(name).size() / (2 * 200 * 3);
+    for (std::size_t e = 0; e < clean.at(name).size(); ++e) {
+      const std::size_t head = e / width % 3, batch = e / width / (200 * 3);
+      if (batch == 0 && head == 1) continue;
+      ASSERT_EQ(dirty.at(name)[e], clean.at(name)[e]) << name << " " << e;
+    }
+  }
+}
+
 __global__ void fill_small(std::uint16_t* to, std::int64_t count, std::uint32_t seed) {
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
   for (std::int64_t e = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x; e < count; e += stride) {
@@ -153,6 +234,8 @@ TEST_F(Cuda, TensorsBeyondTwoToThe31) {
   const auto gates = [](const DeviceMemory& m, std::int64_t begin, std::int64_t count) {
     return MutableTensorView(static_cast<std::uint16_t*>(m.data) + begin, DType::bfloat16, {1, count, 1});
   };
+  // Packed sequences take other kernels than a dense batch does, and these add up in another order.
+  constexpr Execution portable{.device = Device::cuda, .portable = true};
   const auto run = [&](std::int64_t begin, std::int64_t count, const TensorView& packing) {
     forward({.q = rows(q, begin, count, dqk),
              .k = rows(k, begin, count, dqk),
@@ -161,7 +244,7 @@ TEST_F(Cuda, TensorsBeyondTwoToThe31) {
              .f = gates(f, begin, count),
              .h = rows(h, begin, count, dhv),
              .cu_seqlens = packing},
-            on_gpu);
+            portable);
     backward({.q = rows(q, begin, count, dqk),
               .k = rows(k, begin, count, dqk),
               .v = rows(v, begin, count, dhv),
@@ -174,7 +257,7 @@ TEST_F(Cuda, TensorsBeyondTwoToThe31) {
               .di = gates(di, begin, count),
               .df = gates(df, begin, count),
               .cu_seqlens = packing},
-             on_gpu);
+             portable);
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   };
   const auto results = [&] {

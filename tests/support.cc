@@ -231,6 +231,7 @@ std::string label(const reference::Case& c) {
   if (o.soft_cap) text += "_cap";
   if (o.qk_scale) text += "_scale";
   if (o.keep_states) text += "_keep";
+  if (o.keep_rows) text += "_keeprows";
   if (c.device == Device::cuda) text += "_cuda";
   if (c.seed != 1) text += "_seed" + std::to_string(c.seed);
   return text;

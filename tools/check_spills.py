@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Runs a CUDA compiler and fails where a kernel spills registers that no line of a list allows.
+"""Runs a CUDA compiler and fails where a kernel spills registers that no line of a list allows, where ptxas serializes
+wgmma products (its notes C75xx), or where it ignores setmaxnreg.
 
 usage: check_spills.py LIST COMMAND...     COMMAND compiles with -Xptxas=-v
 
@@ -15,6 +16,7 @@ from pathlib import Path
 
 ENTRY = re.compile(r"ptxas info\s+: Compiling entry function '(\w+)' for '(\w+)'")
 SPILL = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+SLOWED = re.compile(r"\(C75\d\d\)|'?setmaxnreg'? ignored")
 CHATTER = re.compile(r"^(ptxas info\s+:|\s+\d+ bytes stack frame|Function properties|\s*$)")
 
 
@@ -42,6 +44,8 @@ def main() -> int:
             most = max((most for pattern, most in allowed if pattern.search(kernel)), default=0)
             if spilled > most:
                 bad.append(f"{kernel} for {arch} spills {spilled} bytes; {sys.argv[1]} allows {most}")
+        if SLOWED.search(line):
+            bad.append(f"{kernel} for {arch}: {line.strip()}")
         if not CHATTER.match(line):
             print(line, file=sys.stderr)
     for sentence in bad:

@@ -44,8 +44,9 @@ struct MlstmOptions {
   bool exact_normalizer_grad = false;   // differentiate through the denominator; the paper does not
   std::int64_t chunk_size = 0;          // spacing of stored states; 0: chosen by the plan
   Formulation formulation = Formulation::chunkwise;
-  bool keep_states =
-      false;  // forward leaves in `saved` what backward would compute again: faster training, more memory
+  // On a GPU forward can leave in `saved` what backward would compute again: faster training, more memory.
+  bool keep_states = false;  // states and denominators
+  bool keep_rows = false;    // denominators alone: two numbers per token and head
 };
 
 // The stabilised state: true C = C exp(m), true n = n exp(m). float32, or float64 when q, k, v are.

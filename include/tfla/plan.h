@@ -31,6 +31,7 @@ struct Execution {
   Device device = Device::cpu;
   int threads = 0;         // cpu: 0 is as many as OpenMP would use
   void* stream = nullptr;  // cuda: a cudaStream_t; calls are enqueued on it and return at once
+  bool portable = false;   // cuda: only the kernels that every GPU has, to compare with
 };
 
 struct Plan {
@@ -50,7 +51,11 @@ struct Plan {
 
   std::int64_t segments = 1;  // cuda: parts of a sequence whose states are summed up side by side
 
-  bool keeps_states = false;  // from forward to backward, in `saved`
+  bool hopper = false;            // cuda: stages states and outputs by kernels of sm_90a
+  bool hopper_gradients = false;  // and stage gradients
+
+  bool keeps_states = false;    // from forward to backward, in `saved`
+  bool keeps_rows = false;      // of these only the denominators; on Hopper states are cheaper to compute again
   std::size_t scratch_bytes = 0;
   std::size_t saved_bytes = 0;  // 0 on the CPU, where states are cheaper to compute than to keep
   double flops = 0;             // of the matrix products, masked halves of tiles included
@@ -69,5 +74,10 @@ struct Plan {
 [[nodiscard]] Plan plan(const MlstmForward& args, const Execution& execution = {});
 [[nodiscard]] Plan plan(const MlstmBackward& args, const Execution& execution = {});
 [[nodiscard]] Plan plan(const MlstmStep& args, const Execution& execution = {});
+
+// Whether a plan made from a shape is one for these tensors: the kernels of sm_90a want rows on 16 bytes. Calls refuse
+// a plan that is not.
+[[nodiscard]] bool fits(const Plan& plan, const MlstmForward& args);
+[[nodiscard]] bool fits(const Plan& plan, const MlstmBackward& args);
 
 }  // namespace tfla

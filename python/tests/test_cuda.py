@@ -26,6 +26,10 @@ def on_gpu(device: str = "cuda", **options):
     return make_inputs(2, 130, 2, 32, 64, **options).map(lambda x: x.to(device))
 
 
+# On a GPU chunk states are bfloat16 for float16 too, which has not their range.
+GPU_BOUNDS = BOUNDS | {torch.float16: BOUNDS[torch.bfloat16]}
+
+
 @pytest.mark.parametrize("layout", ["bthd", "bhtd"])
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 def test_values_and_gradients(dtype, layout):
@@ -37,10 +41,10 @@ def test_values_and_gradients(dtype, layout):
     dh = torch.randn(reference.shape).to(dtype)
     order(h).backward(dh.cuda())
     reference.backward(dh.double())
-    assert relative_error(order(h).cpu(), reference) < BOUNDS[dtype][0]
-    assert relative_error(last.n.cpu(), reference_last[1]) < max(BOUNDS[dtype][0], 1e-5)
+    assert relative_error(order(h).cpu(), reference) < GPU_BOUNDS[dtype][0]
+    assert relative_error(last.n.cpu(), reference_last[1]) < max(GPU_BOUNDS[dtype][0], 1e-5)
     for name, x, y in zip("qkvif", mine, wanted, strict=True):
-        assert relative_error(x.grad.cpu(), y.grad) < BOUNDS[dtype][1], name
+        assert relative_error(x.grad.cpu(), y.grad) < GPU_BOUNDS[dtype][1], name
 
 
 def test_packed_and_slots():
@@ -64,6 +68,8 @@ def test_streams():
     """A call waits for what its stream waits for, and not for others."""
     given, stream = on_gpu(), torch.cuda.Stream()
     wanted = tfla.mlstm(*given)
+    with torch.cuda.stream(stream):
+        tfla.mlstm(*given.map(lambda x: x + 0))  # memory for this stream: getting it may wait for the GPU
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         torch.cuda._sleep(50_000_000)
@@ -98,8 +104,9 @@ def test_compiled(mode):
     given = on_gpu().leaves()
     compiled = torch.compile(lambda *x: tfla.mlstm(*x).tanh(), fullgraph=True, mode=mode)
     for _ in range(3):
+        torch.compiler.cudagraph_mark_step_begin()  # results of the call before are given up
         h = compiled(*given)
-        h.sum().backward()
+        torch.autograd.grad(h.sum(), list(given))
     assert relative_error(h.detach().cpu(), tfla.mlstm(*given).tanh().detach().cpu()) < 1e-5
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tfla import _operators
+from tfla._options import RECURRENT
 
 # Inputs of forward before its options: q, k, v, i, f, C, n, m, cu_seqlens. Those from m on have no gradient.
 TENSORS, DIFFERENTIABLE = 9, 7
@@ -50,6 +51,26 @@ def _registered_backward(ctx: Any, *grads: Tensor | None) -> tuple:
 
 torch.library.register_autograd("tfla::mlstm", _registered_backward, setup_context=_save)
 torch.library.register_autograd("tfla::mlstm_with_state", _registered_backward, setup_context=_save)
+
+
+def _save_with_rows(ctx: Any, inputs: tuple, output: Any) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:TENSORS], output[1])
+    ctx.options = inputs[TENSORS:]
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward_with_rows(ctx: Any, dh: Tensor | None, *_: Any) -> tuple:
+    *inputs, rows = ctx.saved_tensors
+    rest = (None,) * (TENSORS - DIFFERENTIABLE + len(ctx.options))
+    if dh is None:
+        return (None,) * DIFFERENTIABLE + rest
+    grads = _operators.backward_with_rows(rows, dh, None, None, *inputs, *ctx.options)
+    return (*(grads if inputs[5] is not None else (*grads[:5], None, None)), *rest)
+
+
+torch.library.register_autograd("tfla::mlstm_with_rows", _backward_with_rows, setup_context=_save_with_rows)
+torch.library.register_autograd("tfla::mlstm_backward_with_rows", _refuse, setup_context=lambda ctx, inputs, output: None)
 torch.library.register_autograd("tfla::mlstm_backward", _refuse, setup_context=lambda ctx, inputs, output: None)
 
 # Both may be gone from a future torch, being its own: then calls are slower, not wrong.
@@ -88,6 +109,29 @@ class _Eager(torch.autograd.Function):
         return (None, None, *grads[: len(saved)])
 
 
+class _EagerWithRows(torch.autograd.Function):
+    """The same on a GPU, where forward hands its denominators to backward."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: tuple, *differentiable: Tensor) -> Tensor:
+        with _below_autograd():
+            h, rows = _operators.forward_with_rows(*inputs)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*differentiable, rows)
+        ctx.rest = inputs[DIFFERENTIABLE:]
+        return h
+
+    @staticmethod
+    def backward(ctx: Any, dh: Tensor | None) -> tuple:
+        *saved, rows = ctx.saved_tensors
+        if dh is None:
+            return (None,) * (1 + len(saved))
+        inputs = saved if len(saved) == DIFFERENTIABLE else (*saved, None, None)
+        with contextlib.nullcontext() if torch.is_grad_enabled() else _below_autograd():
+            grads = _operators.backward_with_rows(rows, dh, None, None, *inputs, *ctx.rest)
+        return (None, *grads[: len(saved)])
+
+
 class _Transformed(torch.autograd.Function):
     """The way under torch.func's grad and vmap."""
 
@@ -122,13 +166,26 @@ class _TransformedBackward(torch.autograd.Function):
     backward = staticmethod(_refuse)
 
 
+def _trains_on_gpu(inputs: tuple) -> bool:
+    return (
+        inputs[0].is_cuda
+        and inputs[-2] != RECURRENT  # its gradient is computed by another formulation
+        and torch.is_grad_enabled()
+        and any(x is not None and x.requires_grad for x in inputs[:DIFFERENTIABLE])
+    )
+
+
 def call(operator: Any, *inputs: Any) -> Any:
     """forward or forward_with_state, in the cheapest way that is right here."""
     if torch.compiler.is_compiling():
+        if operator is _operators.forward and _trains_on_gpu(inputs):
+            return _operators.forward_with_rows(*inputs)[0]
         return operator(*inputs)
     if _transforms_active():
         return _Transformed.apply(operator, inputs[TENSORS:], *inputs[:TENSORS])
     if torch.is_grad_enabled() or torch.autograd.forward_ad._current_level >= 0:
+        if operator is _operators.forward and _trains_on_gpu(inputs):
+            return _EagerWithRows.apply(inputs, *inputs[: 5 if inputs[5] is None else DIFFERENTIABLE])
         return _Eager.apply(operator, inputs, *inputs[: 5 if inputs[5] is None else DIFFERENTIABLE])
     with _below_autograd():
         return operator(*inputs)

@@ -26,6 +26,19 @@ def _(q, k, v, i, f, C, n, m, cu_seqlens, *options):
     return v.new_empty(v.shape)
 
 
+# What the plan calls saved_bytes: two vectors of a number per token and head, each on a boundary of its own; none on
+# the CPU.
+ROW_ALIGNMENT = 64
+
+
+@torch.library.register_fake("tfla::mlstm_with_rows")
+def _(q, k, v, i, f, C, n, m, cu_seqlens, *options):
+    _on_one_device(q, k, v, i, f, C, n, m, cu_seqlens)
+    vector = i.shape.numel() * (8 if q.dtype == torch.float64 else 4)
+    aligned = (vector + ROW_ALIGNMENT - 1) // ROW_ALIGNMENT * ROW_ALIGNMENT
+    return v.new_empty(v.shape), v.new_empty(2 * aligned if v.is_cuda else 0, dtype=torch.uint8)
+
+
 @torch.library.register_fake("tfla::mlstm_with_state")
 def _(q, k, v, i, f, C, n, m, cu_seqlens, *options):
     _on_one_device(q, k, v, i, f, C, n, m, cu_seqlens)
@@ -35,11 +48,16 @@ def _(q, k, v, i, f, C, n, m, cu_seqlens, *options):
 
 
 @torch.library.register_fake("tfla::mlstm_backward")
-def _(dh, dC, dn, q, k, v, i, f, C, n, m, cu_seqlens, *options):
+def _gradients(dh, dC, dn, q, k, v, i, f, C, n, m, cu_seqlens, *options):
     _on_one_device(dh, dC, dn, q, k, v, i, f, C, n, m, cu_seqlens)
     grads = [x.new_empty(x.shape) for x in (q, k, v, i, f)]
     states = [q.new_empty(0, dtype=torch.float32) if x is None else x.new_empty(x.shape) for x in (C, n)]
     return (*grads, *states)
+
+
+@torch.library.register_fake("tfla::mlstm_backward_with_rows")
+def _(rows, dh, dC, dn, *inputs):
+    return _gradients(dh, dC, dn, *inputs)
 
 
 @torch.library.register_fake("tfla::mlstm_step")

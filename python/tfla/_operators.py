@@ -11,6 +11,8 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10):
 torch.ops.load_library(_native.library("libtfla_torch.so"))
 
 forward = torch.ops.tfla.mlstm.default
+forward_with_rows = torch.ops.tfla.mlstm_with_rows.default
 forward_with_state = torch.ops.tfla.mlstm_with_state.default
 backward = torch.ops.tfla.mlstm_backward.default
+backward_with_rows = torch.ops.tfla.mlstm_backward_with_rows.default
 step = torch.ops.tfla.mlstm_step.default

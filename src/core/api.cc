@@ -16,7 +16,7 @@ namespace {
 void check_saved(const Plan& plan, std::span<const std::byte> saved) {
   if (saved.size() != plan.saved_bytes) {
     refuse(fmt::format("tfla: saved has {} bytes; the plan has {}{}", saved.size(), plan.saved_bytes,
-                       plan.keeps_states ? "" : ", since options.keep_states is off"));
+                       plan.keeps_states ? "" : ", since options.keep_states and keep_rows are off"));
   }
   if (reinterpret_cast<std::uintptr_t>(saved.data()) % scratch_alignment != 0) {
     refuse(fmt::format("tfla: saved is not aligned to {} bytes", scratch_alignment));
@@ -85,6 +85,13 @@ void run(const MlstmStep& args, const Plan& plan, std::byte* scratch, void* stre
 }
 
 template <class Args>
+void check_fits(const Plan& plan, const Args& args) {
+  if (!fits(plan, args)) {
+    refuse("tfla: plan was made for tensors whose rows begin on 16 bytes, in a dense batch; plan these arguments");
+  }
+}
+
+template <class Args>
 void plan_and_run(const Args& args, const Execution& execution) {
   const Plan chosen = plan(args, execution);
   if constexpr (!std::is_same_v<Args, MlstmStep>) check_saved(chosen, args.saved);
@@ -96,11 +103,13 @@ void plan_and_run(const Args& args, const Execution& execution) {
 
 void forward(const MlstmForward& args, const Plan& plan, std::span<std::byte> scratch, void* stream) {
   check_plan(plan, Operation::forward, validate(args, plan.device), args.options.formulation, scratch, args.saved);
+  check_fits(plan, args);
   run(args, plan, scratch.data(), stream);
 }
 
 void backward(const MlstmBackward& args, const Plan& plan, std::span<std::byte> scratch, void* stream) {
   check_plan(plan, Operation::backward, validate(args, plan.device), args.options.formulation, scratch, args.saved);
+  check_fits(plan, args);
   run(args, plan, scratch.data(), stream);
 }
 

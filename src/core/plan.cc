@@ -97,12 +97,14 @@ std::int64_t choose_backward_chunk(const Plan& plan) {
 // The kernels tile inside a chunk by 64 x 64, so the chunk is the spacing of stored states and little else. 128 keeps
 // the states of training within a third of the memory of its tensors at 128/256.
 void choose_cuda_ranges(Plan& plan, const MlstmOptions& options) {
-  constexpr std::int64_t tile = 64, usual_chunk = 128, longest_chunk = std::int64_t{1} << 30;
+  constexpr std::int64_t tile = 64, usual_chunk = 128, fused_chunk = 64, longest_chunk = std::int64_t{1} << 30;
   const std::int64_t longest = std::clamp<std::int64_t>(plan.shape.longest, 1, longest_chunk);
   plan.tile = tile;
   plan.span = std::max<std::int64_t>(plan.shape.longest, 1);
   plan.chunk = std::min(options.chunk_size > 0 ? options.chunk_size : usual_chunk, longest);
   if (plan.formulation == Formulation::parallel) plan.chunk = longest;
+  // On Hopper forward stores no states, so there is no spacing to choose; backward takes whole tiles.
+  if (plan.hopper) plan.chunk = plan.operation == Operation::forward ? fused_chunk : round_up(plan.chunk, usual_chunk);
   // Stage states has a block per sequence, head and 64 x 128 tile of the state; four per multiprocessor of a large GPU
   // keep it busy. Segments make up for the rest, as long as each has a few chunks.
   constexpr std::int64_t wanted_blocks = 528, fewest_chunks = 4, most_segments = 64;
@@ -165,14 +167,23 @@ void check_countable(const Plan& plan) {
                   shape.dqk, shape.dhv, shape.tokens));
 }
 
-Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions& options, const Execution& execution) {
+// fits: the tensors are such as the kernels of Hopper take, if their shape is.
+Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions& options, const Execution& execution,
+               bool fits = true) {
   Plan plan{.operation = operation,
             .device = execution.device,
             .formulation = operation == Operation::step ? Formulation::recurrent : options.formulation,
             .shape = shape,
             .compute = shape.dtype == DType::float64 ? DType::float64 : DType::float32,
             .threads = execution.threads > 0 ? execution.threads : cpu::default_threads()};
-  plan.keeps_states = options.keep_states && plan.device == Device::cuda && plan.formulation != Formulation::recurrent;
+  plan.keeps_states = (options.keep_states || options.keep_rows) && plan.device == Device::cuda && plan.formulation != Formulation::recurrent;
+  if (plan.device == Device::cuda && !execution.portable) {
+    const bool backward = operation == Operation::backward;
+    plan.hopper = operation != Operation::step && fits &&
+                  (backward ? cuda::hopper_takes_backward : cuda::hopper_takes)(shape, options);
+    plan.keeps_rows = plan.keeps_states && cuda::hopper_takes(shape, options);
+  }
+  if (!options.keep_states) plan.keeps_rows = plan.keeps_states;
   if (plan.formulation == Formulation::recurrent) {
     plan.tile = plan.chunk = 1;
     plan.span = std::max<std::int64_t>(shape.longest, 1);
@@ -180,6 +191,7 @@ Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions&
   } else {
     choose_ranges(plan, options);
   }
+  plan.hopper_gradients = plan.hopper && cuda::hopper_takes_gradients(plan, options);
   check_countable(plan);
   plan.scratch_bytes = plan.device == Device::cuda ? cuda::scratch_bytes(plan) : cpu::scratch_bytes(plan);
   if (plan.keeps_states) plan.saved_bytes = cuda::saved_bytes(plan);
@@ -210,8 +222,12 @@ const char* text(Formulation formulation) {
 
 std::string cuda_kernels(const Plan& plan) {
   if (plan.formulation == Formulation::recurrent) return "step (clusters on sm_90 and newer, else portable)";
-  if (plan.operation == Operation::forward) return "portable gates, states, outputs";
-  return plan.keeps_states ? "portable gates, dstates, gradients" : "portable gates, states, rows, dstates, gradients";
+  if (plan.operation == Operation::forward)
+    return plan.hopper ? "gates (portable), states + outputs (sm_90a)" : "gates, states, outputs (portable)";
+  if (!plan.hopper)
+    return plan.keeps_states ? "gates, dstates, gradients (portable)" : "gates, states, rows, dstates, gradients (portable)";
+  return fmt::format("gates (portable), states, dstates (sm_90a), gradients ({})",
+                     plan.hopper_gradients ? "sm_90a" : "portable");
 }
 
 std::string kernels(const Plan& plan) {
@@ -240,18 +256,23 @@ Plan plan(Operation operation, const MlstmShape& shape, const MlstmOptions& opti
 
 Plan plan(const MlstmForward& args, const Execution& execution) {
   validate_execution(execution);
-  return make_plan(Operation::forward, validate(args, execution.device), args.options, execution);
+  const MlstmShape shape = validate(args, execution.device);
+  return make_plan(Operation::forward, shape, args.options, execution, cuda::hopper_fits(args));
 }
 
 Plan plan(const MlstmBackward& args, const Execution& execution) {
   validate_execution(execution);
-  return make_plan(Operation::backward, validate(args, execution.device), args.options, execution);
+  const MlstmShape shape = validate(args, execution.device);
+  return make_plan(Operation::backward, shape, args.options, execution, cuda::hopper_fits(args));
 }
 
 Plan plan(const MlstmStep& args, const Execution& execution) {
   validate_execution(execution);
   return make_plan(Operation::step, validate(args, execution.device), args.options, execution);
 }
+
+bool fits(const Plan& plan, const MlstmForward& args) { return !plan.hopper || cuda::hopper_fits(args); }
+bool fits(const Plan& plan, const MlstmBackward& args) { return !plan.hopper || cuda::hopper_fits(args); }
 
 std::string describe(const Plan& plan) {
   const MlstmShape& shape = plan.shape;

@@ -51,6 +51,7 @@ struct Call {
   int chunks_per_row;                // one sequence per row of the batch: its chunks; 0: packed sequences
   int segments, chunks_per_segment;  // of a sequence, in stage states
   bool exponential, log_space, normalized, exact, capped;
+  bool tensors_16_bit;
   double eps, scale, cap;
 
   Rows q, k, v, h, dh, dq, dk, dv;
@@ -70,6 +71,7 @@ struct Call {
   Log* log_c;            // [H,tokens] c, the other
   Real* qbar;            // [H,tokens] weight of the incoming state in row t
   Real* abar;            // [H,tokens] weight of token j in the outgoing state
+  Real* floor;           // [H,tokens] exp(-m), the least denominator
   Real* slope;           // [H,tokens] derivative of den by q.n, times -1 / den
   double* norm_work;     // [numbers,H,dqk] n in progress; only for dqk above 256
   Real* inverse;         // [H,tokens] 1 / den
@@ -87,7 +89,8 @@ struct Call {
   Real* row_sums;     // [dqk tiles,H,tokens] q.dq
   Real* column_sums;  // [dqk tiles,H,tokens] k.dk
   Real* outflow;      // [dqk tiles,H,tokens] k.dk through the outgoing state
-  double* through;    // [numbers,H,parts] <C, dC> + <n, dn> past the chunk
+  double* through;    // [numbers,H,through_parts] <C, dC> + <n, dn> past the chunk
+  int through_parts;
 
   // Tokens of all sequences, and where the vectors of (chunk, head) begin.
   __host__ __device__ std::int64_t all_tokens() const { return batch * tokens; }

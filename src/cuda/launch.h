@@ -30,12 +30,17 @@ std::int64_t through_parts(const Call<typename Config<T>::Real>& call) {
   return tiles(call.dqk, tile_rows) * tiles(call.dhv, Config<T>::width) * block_warps;
 }
 
+enum class Time { forward, reverse };
+
 template <class Real>
 void launch_gates(const Call<Real>& call, cudaStream_t stream);
 
 // T: the type of q, k, v.
 template <class T>
 void launch_states(const Call<typename Config<T>::Real>& call, cudaStream_t stream);
+// Totals of the segments of a sequence become the states they start from.
+template <class T>
+void launch_segment_scan(const Call<typename Config<T>::Real>& call, Time direction, cudaStream_t stream);
 template <class T>
 void launch_dstates(const Call<typename Config<T>::Real>& call, cudaStream_t stream);
 template <class T>
@@ -46,8 +51,11 @@ void launch_denominators(const Call<typename Config<T>::Real>& call, cudaStream_
 // deta of every row, with the exact normalizer gradient.
 template <class T>
 void launch_rows(const Call<typename Config<T>::Real>& call, cudaStream_t stream);
+// dQ, dK, dV, and the row sums from which launch_gate_gradients makes di and df.
 template <class T>
 void launch_gradients(const Call<typename Config<T>::Real>& call, cudaStream_t stream);
+template <class T>
+void launch_gate_gradients(const Call<typename Config<T>::Real>& call, cudaStream_t stream);
 
 // The states of the recurrent formulation at the first token: the initial state, or zero.
 template <class Real>

@@ -6,6 +6,8 @@
 #include "core/arena.h"
 #include "core/settings.h"
 #include "cuda/launch.h"
+#include "cuda/sm90/stages.h"
+#include "cuda/sm90/tensor_map.h"
 #include "tfla/error.h"
 
 namespace tfla::cuda {
@@ -56,13 +58,16 @@ void carve(Arena& arena, Arena& kept, const Plan& plan, Call<typename Config<T>:
   call.inverse = kept.take<Real>(vectors);
   if (plan.formulation == Formulation::recurrent) return;
   call.slope = kept.take<Real>(vectors);
-  call.states = kept.take<typename Config<T>::Stored>(chunks * call.dqk * call.padded_dhv());
-  call.n_states = kept.take<typename Config<T>::Norm>(chunks * call.dqk);
+  if (!plan.hopper || plan.operation == Operation::backward) {  // Hopper's forward stores none
+    Arena& place = plan.keeps_rows ? arena : kept;
+    call.states = place.take<typename Config<T>::Stored>(chunks * call.dqk * call.padded_dhv());
+    call.n_states = place.take<typename Config<T>::Norm>(chunks * call.dqk);
+  }
   call.chunks = arena.take<Chunk>(call.numbers);
   for (double** vector : {&call.b, &call.c, &call.top}) *vector = arena.take<double>(vectors);
   call.u = arena.take<typename Call<Real>::Log>(vectors);
   call.log_c = arena.take<typename Call<Real>::Log>(vectors);
-  for (Real** vector : {&call.qbar, &call.abar}) *vector = arena.take<Real>(vectors);
+  for (Real** vector : {&call.qbar, &call.abar, &call.floor}) *vector = arena.take<Real>(vectors);
   call.m_start = arena.take<double>(chunks);
   call.m_end = arena.take<double>(chunks);
   call.gbar = arena.take<Real>(chunks);
@@ -79,7 +84,8 @@ void carve(Arena& arena, Arena& kept, const Plan& plan, Call<typename Config<T>:
   call.dn_states = arena.take<Real>(chunks * call.dqk);
   for (Real** vector : {&call.row_sums, &call.column_sums, &call.outflow})
     *vector = arena.take<Real>(dqk_tiles * vectors);
-  call.through = arena.take<double>(chunks * through_parts<T>(call));
+  call.through_parts = static_cast<int>(plan.hopper ? sm90::state_parts(call.dqk, call.dhv) : through_parts<T>(call));
+  call.through = arena.take<double>(chunks * call.through_parts);
 }
 
 template <class T>
@@ -125,6 +131,7 @@ Call<Real> call_of(const Args& args, const Plan& plan) {
   const Settings settings = resolve(args.options, plan.shape.dqk);
   Call<Real> call = call_of_shape<Real>(plan);
   call.exponential = settings.exponential;
+  call.tensors_16_bit = item_size(plan.shape.dtype) == 2;
   call.log_space = settings.log_space;
   call.normalized = settings.normalized;
   call.exact = settings.exact;
@@ -187,6 +194,9 @@ void forward_as(const MlstmForward& args, const Plan& plan, std::byte* scratch, 
   call.n_last = state_rows(args.last_state.n);
   call.m_last = state_rows(args.last_state.m);
   launch_gates(call, stream);
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    if (plan.hopper) return sm90::launch_forward(call, stream);
+  }
   launch_states<T>(call, stream);
   if (!is_16_bit<T>) launch_denominators<T>(call, stream);  // outputs makes its own for 16-bit types
   launch_outputs<T>(call, stream);
@@ -211,13 +221,24 @@ void backward_as(const MlstmBackward& args, const Plan& plan, std::byte* scratch
   call.dC0 = state_rows(args.dinitial_state.C);
   call.dn0 = state_rows(args.dinitial_state.n);
   launch_gates(call, stream);
-  if (!plan.keeps_states) {
-    launch_states<T>(call, stream);
-    launch_denominators<T>(call, stream);
+  const bool hopper = plan.hopper && std::is_same_v<T, __nv_bfloat16>;
+  if (!plan.keeps_states || plan.keeps_rows) {
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+      if (hopper) sm90::launch_states(call, stream);
+    }
+    if (!hopper) launch_states<T>(call, stream);
   }
+  if (!plan.keeps_states) launch_denominators<T>(call, stream);
   launch_rows<T>(call, stream);
-  launch_dstates<T>(call, stream);
-  launch_gradients<T>(call, stream);
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    if (hopper) sm90::launch_dstates(call, stream);
+  }
+  if (!hopper) launch_dstates<T>(call, stream);
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    if (plan.hopper_gradients) sm90::launch_gradients(call, stream);
+  }
+  if (!plan.hopper_gradients) launch_gradients<T>(call, stream);
+  launch_gate_gradients<T>(call, stream);
 }
 
 }  // namespace
@@ -249,6 +270,11 @@ void check_available() {
 
 namespace {
 
+template <class... Views>
+bool all_mapped(const Views&... views) {
+  return (sm90::has_map(rows(views)) && ...);
+}
+
 // What a call takes of its scratch and of what is saved.
 void count(const Plan& plan, Arena& arena, Arena& saved) {
   with_type(plan, [&](auto type) {
@@ -265,6 +291,34 @@ void count(const Plan& plan, Arena& arena, Arena& saved) {
 }
 
 }  // namespace
+
+bool hopper_takes(const MlstmShape& shape, const MlstmOptions& options) {
+  constexpr std::int64_t widest_qk = 256;
+  return options.formulation == Formulation::chunkwise && shape.dtype == DType::bfloat16 &&
+         shape.sequences == shape.batch && shape.tokens > 0 && shape.batch > 0 && shape.dqk % 8 == 0 &&
+         shape.dhv % 8 == 0 && shape.dqk <= widest_qk && sm90::supported_device();
+}
+
+bool hopper_takes_backward(const MlstmShape& shape, const MlstmOptions& options) {
+  // The exact normalizer gradient carries dn, which these kernels do not.
+  return hopper_takes(shape, options) && !resolve(options, shape.dqk).exact;
+}
+
+bool hopper_takes_gradients(const Plan& plan, const MlstmOptions& options) {
+  if (plan.operation != Operation::backward) return false;
+  Call<float> call = call_of_shape<float>(plan);
+  call.scale = resolve(options, plan.shape.dqk).scale;
+  return sm90::takes_gradients(call);
+}
+
+bool hopper_fits(const MlstmForward& args) {
+  return !args.cu_seqlens.given() && all_mapped(args.q, args.k, args.v, args.h);
+}
+
+bool hopper_fits(const MlstmBackward& args) {
+  return !args.cu_seqlens.given() && !args.dlast_state.n.given() &&
+         all_mapped(args.q, args.k, args.v, args.dh, args.dq, args.dk, args.dv);
+}
 
 std::size_t scratch_bytes(const Plan& plan) {
   Arena arena, saved;

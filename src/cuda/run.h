@@ -10,6 +10,15 @@ namespace tfla::cuda {
 // Throws Unavailable in one sentence: no CUDA in this build, no driver, no GPU, or one that is too old.
 void check_available();
 
+// Whether the kernels of sm_90a take calls of this shape on the current device, as far as that depends on the shape.
+[[nodiscard]] bool hopper_takes(const MlstmShape& shape, const MlstmOptions& options);
+[[nodiscard]] bool hopper_takes_backward(const MlstmShape& shape, const MlstmOptions& options);
+[[nodiscard]] bool hopper_takes_gradients(const Plan& plan, const MlstmOptions& options);
+// And as far as it depends on the tensors: steps between rows that the tensor memory accelerator knows, one sequence
+// per row of the batch.
+[[nodiscard]] bool hopper_fits(const MlstmForward& args);
+[[nodiscard]] bool hopper_fits(const MlstmBackward& args);
+
 [[nodiscard]] std::size_t scratch_bytes(const Plan& plan);
 [[nodiscard]] std::size_t saved_bytes(const Plan& plan);
 

@@ -9,6 +9,11 @@ void check_available() {
   throw Unavailable("tfla: this build has no CUDA backend; use the device cpu, or build with -DTFLA_CUDA=ON");
 }
 
+bool hopper_takes(const MlstmShape& /*shape*/, const MlstmOptions& /*options*/) { return false; }
+bool hopper_takes_backward(const MlstmShape& /*shape*/, const MlstmOptions& /*options*/) { return false; }
+bool hopper_takes_gradients(const Plan& /*plan*/, const MlstmOptions& /*options*/) { return false; }
+bool hopper_fits(const MlstmForward& /*args*/) { return false; }
+bool hopper_fits(const MlstmBackward& /*args*/) { return false; }
 std::size_t scratch_bytes(const Plan& /*plan*/) { return check_available(), 0; }
 std::size_t saved_bytes(const Plan& /*plan*/) { return check_available(), 0; }
 void forward(const MlstmForward& /*args*/, const Plan& /*plan*/, std::byte* /*scratch*/, void* /*stream*/) {

@@ -42,6 +42,10 @@ __device__ __forceinline__ T* row_of(const Rows& rows, int batch, std::int64_t t
 }
 
 __device__ __forceinline__ double log_sigmoid(double x) { return fmin(x, 0.0) - log1p(exp(-fabs(x))); }
+// The same to 1e-7, which is enough for 16-bit tensors and four times as fast.
+__device__ __forceinline__ double log_sigmoid_16_bit(double x) {
+  return fmin(x, 0.0) - static_cast<double>(log1pf(expf(-fabsf(static_cast<float>(x)))));
+}
 
 // A forget gate of minus infinity is a full reset: a log f this small is as good, for input gates up to 1e4 in size,
 // and keeps sums finite.
@@ -57,9 +61,10 @@ __device__ __forceinline__ void log_gates(const Call<Real>& call, int batch, std
     f = call.cap * tanh(f / call.cap);
     i = call.cap * tanh(i / call.cap);
   }
-  if (!call.log_space) f = log_sigmoid(f);
+  const auto log_of_sigmoid = [&](double x) { return call.tensors_16_bit ? log_sigmoid_16_bit(x) : log_sigmoid(x); };
+  if (!call.log_space) f = log_of_sigmoid(f);
   if (f < least_log_forget) f = least_log_forget;
-  if (!call.log_space && !call.exponential) i = log_sigmoid(i);
+  if (!call.log_space && !call.exponential) i = log_of_sigmoid(i);
 }
 
 // 1 / den of a row, and the derivative of den by q.n times -1 / den.
@@ -112,6 +117,15 @@ template <class Real>
 __device__ __forceinline__ int chunks_of(const Call<Real>& call, std::int64_t length) {
   return static_cast<int>((length + call.L - 1) / call.L);
 }
+
+// As exp_sum takes it: float32 work in base 2, as two floats. A double has no such room, and multiplying it by log2(e)
+// would cost a digit where log f sums to thousands.
+__device__ __forceinline__ void as_exponent(double x, float2& to) {
+  x *= log2_e;
+  const auto high = static_cast<float>(x);
+  to = {high, isfinite(high) ? static_cast<float>(x - high) : 0.0F};
+}
+__device__ __forceinline__ void as_exponent(double x, double& to) { to = x; }
 
 // exp(a + b), with a and b given in base 2 and as sums of two floats: the large parts cancel before anything is
 // rounded.

@@ -58,15 +58,28 @@ __global__ void chunk_scan_kernel(Call<Real> call) {
   }
 }
 
-// The max state at every chunk start: one warp per sequence and head. A chunk maps m to b_L + max(m, top_L), and such
-// maps compose: (b, top) after (b', top') is (b + b', max(top', top - b')).
+constexpr int scan_threads = 128;
+
+// What a run of chunks does to the max state: m becomes b + max(m, top). Such maps compose.
+struct MaxMap {
+  double b = 0, top = -INFINITY;
+
+  __device__ MaxMap after(const MaxMap& before) const {
+    return {before.b + b, fmax(before.top, top - before.b)};
+  }
+  __device__ MaxMap lane_before(int offset) const {
+    return {__shfl_up_sync(0xFFFFFFFFU, b, offset), __shfl_up_sync(0xFFFFFFFFU, top, offset)};
+  }
+};
+
+// The max state at every chunk start: one block per sequence and head, one thread per chunk at a time.
 template <class Real>
-__global__ void sequence_scan_kernel(Call<Real> call) {
-  const std::int64_t unit = (blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x) / warp_size;
-  if (unit >= call.sequences * call.heads) return;
-  const std::int64_t sequence = unit / call.heads;
-  const int head = static_cast<int>(unit % call.heads);
-  const int lane = threadIdx.x % warp_size;
+__global__ void __launch_bounds__(scan_threads) sequence_scan_kernel(Call<Real> call) {
+  __shared__ MaxMap warp_maps[scan_threads / warp_size];
+  __shared__ double ends[scan_threads];
+  const std::int64_t sequence = blockIdx.x / call.heads;
+  const int head = static_cast<int>(blockIdx.x % call.heads);
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / warp_size;
   const std::int64_t start = sequence_start(call, sequence);
   const int count = chunks_of(call, max(sequence_start(call, sequence + 1) - start, static_cast<std::int64_t>(0)));
   const std::int64_t first = first_chunk(call, sequence);
@@ -75,47 +88,46 @@ __global__ void sequence_scan_kernel(Call<Real> call) {
     const std::int64_t at = sequence * call.m0.sequence + head * call.m0.head;
     m = static_cast<const Real*>(call.m0.data)[at];
   }
-  for (int base = 0; base < count; base += warp_size) {
-    const int x = base + lane;
-    double b = 0, top = -INFINITY;
+  for (int base = 0; base < count; base += scan_threads) {
+    const int x = base + thread;
+    MaxMap map;
     if (x < count) {
       const Chunk chunk = call.chunks[first + x];
       const std::int64_t last = call.vector(chunk, head) + chunk.length - 1;
-      b = call.b[last];
-      top = call.top[last];
+      map = {call.b[last], call.top[last]};
     }
 #pragma unroll
     for (int offset = 1; offset < warp_size; offset *= 2) {
-      const double b_before = __shfl_up_sync(0xFFFFFFFFU, b, offset);
-      const double top_before = __shfl_up_sync(0xFFFFFFFFU, top, offset);
-      if (lane >= offset) {
-        top = fmax(top_before, top - b_before);
-        b += b_before;
-      }
+      const MaxMap before = map.lane_before(offset);
+      if (thread % warp_size >= offset) map = map.after(before);
     }
+    if (thread % warp_size == warp_size - 1) warp_maps[warp] = map;
+    __syncthreads();
+    for (int w = warp - 1; w >= 0; --w) map = map.after(warp_maps[w]);
     // m after chunk x, rounded to the type in which states keep it: a state then says exactly what it was scaled by.
-    const double after = call.exponential ? static_cast<double>(static_cast<Real>(b + fmax(m, top))) : 0.0;
-    const double before = __shfl_up_sync(0xFFFFFFFFU, after, 1);
+    const double end = call.exponential ? static_cast<double>(static_cast<Real>(map.b + fmax(m, map.top))) : 0.0;
+    ends[thread] = end;
+    __syncthreads();
     if (x < count) {
-      call.m_start[(first + x) * call.heads + head] = lane == 0 ? m : before;
-      call.m_end[(first + x) * call.heads + head] = after;
+      call.m_start[(first + x) * call.heads + head] = thread == 0 ? m : ends[thread - 1];
+      call.m_end[(first + x) * call.heads + head] = end;
     }
-    m = __shfl_sync(0xFFFFFFFFU, after, min(warp_size, count - base) - 1);
+    m = ends[min(scan_threads, count - base) - 1];
+    __syncthreads();  // before the next round writes there
   }
-  if (lane == 0 && call.m_last.data != nullptr) {
+  if (thread == 0 && call.m_last.data != nullptr) {
     const std::int64_t at = sequence * call.m_last.sequence + head * call.m_last.head;
     static_cast<Real*>(call.m_last.data)[at] = static_cast<Real>(m);
   }
 }
 
-// As exp_sum takes it: float32 work in base 2, as two floats. A double has no such room, and multiplying it by log2(e)
-// would cost a digit where log f sums to thousands.
-__device__ void as_exponent(double x, float2& to) {
-  x *= log2_e;
-  const auto high = static_cast<float>(x);
-  to = {high, isfinite(high) ? static_cast<float>(x - high) : 0.0F};
+// exp(x). float32 work has no use for all digits of a double's, which takes five times as long.
+__device__ double exponential(double x, double /*as*/) { return exp(x); }
+__device__ float exponential(double x, float /*as*/) {
+  float2 parts;
+  as_exponent(x, parts);
+  return exp2f(parts.x) * (1 + static_cast<float>(1 / log2_e) * parts.y);
 }
-__device__ void as_exponent(double x, double& to) { to = x; }
 
 // The vectors that matrix kernels read: one thread per token and head.
 template <class Real>
@@ -132,13 +144,16 @@ __global__ void gate_vectors_kernel(Call<Real> call) {
     const double u = row_exponent(call, at, t, m_start);
     as_exponent(u, call.u[at + t]);
     as_exponent(c, call.log_c[at + t]);
-    call.qbar[at + t] = static_cast<Real>(exp(u + m_start));
-    call.abar[at + t] = static_cast<Real>(exp(b_last + c - m_end));
+    call.qbar[at + t] = exponential(u + m_start, Real{});
+    call.abar[at + t] = exponential(b_last + c - m_end, Real{});
+    if (!call.normalized && call.h.data != nullptr) {  // backward has them from forward, or makes them
+      call.inverse[at + t] = 1;
+      call.slope[at + t] = 0;
+    }
+    call.floor[at + t] = exponential(u - call.b[at + t], Real{});
   }
   if (threadIdx.x == 0) call.gbar[unit] = static_cast<Real>(exp(b_last + m_start - m_end));
 }
-
-constexpr int scan_threads = 128;
 
 __host__ unsigned warps_as_blocks(std::int64_t units) {
   return static_cast<unsigned>((units * warp_size + scan_threads - 1) / scan_threads);
@@ -154,7 +169,7 @@ void launch_gates(const Call<Real>& call, cudaStream_t stream) {
   check_launch("chunk_table");
   chunk_scan_kernel<<<warps_as_blocks(call.numbers * call.heads), scan_threads, 0, stream>>>(call);
   check_launch("chunk_scan");
-  sequence_scan_kernel<<<warps_as_blocks(call.sequences * call.heads), scan_threads, 0, stream>>>(call);
+  sequence_scan_kernel<<<static_cast<unsigned>(call.sequences * call.heads), scan_threads, 0, stream>>>(call);
   check_launch("sequence_scan");
   gate_vectors_kernel<<<static_cast<unsigned>(call.numbers * call.heads), scan_threads, 0, stream>>>(call);
   check_launch("gate_vectors");

@@ -314,12 +314,20 @@ void launch_gradients(const Call<RealOf<T>>& call, cudaStream_t stream) {
                 block_threads, bytes, stream, call, row_tiles, dqk_tiles);
   launch_blocks("dv", dv_kernel<T>, tiles * call.heads * dhv_tiles, block_threads, bytes, stream, call, row_tiles,
                 dhv_tiles);
-  const std::int64_t warps = call.numbers * call.heads;
-  launch_blocks("gate_gradients", gate_gradients_kernel<RealOf<T>>, (warps * 32 + block_threads - 1) / block_threads,
-                block_threads, 0, stream, call, dqk_tiles, static_cast<int>(through_parts<T>(call)));
 }
 
-#define TFLA_INSTANTIATE(T) template void launch_gradients<T>(const Call<typename Config<T>::Real>&, cudaStream_t)
+template <class T>
+void launch_gate_gradients(const Call<RealOf<T>>& call, cudaStream_t stream) {
+  if (call.numbers == 0) return;
+  const int dqk_tiles = (call.dqk + Config<T>::width - 1) / Config<T>::width;
+  const std::int64_t warps = call.numbers * call.heads;
+  launch_blocks("gate_gradients", gate_gradients_kernel<RealOf<T>>, (warps * 32 + block_threads - 1) / block_threads,
+                block_threads, 0, stream, call, dqk_tiles, call.through_parts);
+}
+
+#define TFLA_INSTANTIATE(T)                                                               \
+  template void launch_gradients<T>(const Call<typename Config<T>::Real>&, cudaStream_t); \
+  template void launch_gate_gradients<T>(const Call<typename Config<T>::Real>&, cudaStream_t)
 TFLA_INSTANTIATE(__nv_bfloat16);
 TFLA_INSTANTIATE(__half);
 TFLA_INSTANTIATE(float);

@@ -11,8 +11,6 @@ namespace tfla::cuda {
 
 namespace {
 
-enum class Time { forward, reverse };
-
 template <class T>
 struct StatesPlan {
   using Tile = Config<T>;
@@ -303,7 +301,7 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks + (is_16_bit<
         const double decayed = product_with(number) * static_cast<double>(decay);
         const double product = has_next ? 0.5 * (decayed + product_with(number + 1)) : decayed;
         const int part = (row / tile_rows * dhv_tiles + col / Tile::width) * block_warps + threadIdx.x / 32;
-        if (threadIdx.x % 32 == 0) call.through[unit * (dqk_tiles * dhv_tiles * block_warps) + part] = product;
+        if (threadIdx.x % 32 == 0) call.through[unit * call.through_parts + part] = product;
       }
     }
 #pragma unroll
@@ -440,16 +438,23 @@ void launch(const Call<typename Config<T>::Real>& call, cudaStream_t stream) {
   if (call.segments > 1) {
     launch_blocks("state_totals", states_kernel<T, Direction, Pass::totals>, blocks, block_threads, bytes, stream, call,
                   dqk_tiles, dhv_tiles);
-    const std::int64_t elements = static_cast<std::int64_t>(call.dqk) * (call.padded_dhv() + 1);
-    const auto element_blocks = static_cast<int>((elements + block_threads - 1) / block_threads);
-    launch_blocks("segment_scan", segment_scan_kernel<T, Direction>, states * element_blocks, block_threads, 0, stream,
-                  call, element_blocks);
+    launch_segment_scan<T>(call, Direction, stream);
   }
   launch_blocks("states", states_kernel<T, Direction, Pass::proper>, blocks, block_threads, bytes, stream, call,
                 dqk_tiles, dhv_tiles);
 }
 
 }  // namespace
+
+template <class T>
+void launch_segment_scan(const Call<typename Config<T>::Real>& call, Time direction, cudaStream_t stream) {
+  const std::int64_t elements = static_cast<std::int64_t>(call.dqk) * (call.padded_dhv() + 1);
+  const auto element_blocks = static_cast<int>((elements + block_threads - 1) / block_threads);
+  launch_blocks("segment_scan",
+                direction == Time::forward ? segment_scan_kernel<T, Time::forward>
+                                           : segment_scan_kernel<T, Time::reverse>,
+                call.sequences * call.heads * element_blocks, block_threads, 0, stream, call, element_blocks);
+}
 
 template <class T>
 void launch_states(const Call<typename Config<T>::Real>& call, cudaStream_t stream) {
@@ -461,7 +466,8 @@ void launch_dstates(const Call<typename Config<T>::Real>& call, cudaStream_t str
   launch<T, Time::reverse>(call, stream);
 }
 
-#define TFLA_INSTANTIATE(T)                                                            \
+#define TFLA_INSTANTIATE(T)                                                                        \
+  template void launch_segment_scan<T>(const Call<typename Config<T>::Real>&, Time, cudaStream_t); \
   template void launch_states<T>(const Call<typename Config<T>::Real>&, cudaStream_t); \
   template void launch_dstates<T>(const Call<typename Config<T>::Real>&, cudaStream_t)
 TFLA_INSTANTIATE(__nv_bfloat16);

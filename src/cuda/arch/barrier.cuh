@@ -1,0 +1,51 @@
+// Barriers in shared memory that count arrivals and bytes, named barriers, and the registers of warpgroups (sm_90).
+#pragma once
+
+#include <cstdint>
+
+namespace tfla::cuda::arch {
+
+__device__ __forceinline__ void barrier_init(unsigned barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+// After the last barrier_init, before a __syncthreads.
+__device__ __forceinline__ void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void arrive(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// Arrives, and makes the barrier wait for that many bytes of asynchronous copies too.
+__device__ __forceinline__ void arrive_expecting(unsigned barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+// Arrives when this thread's cp.async copies so far are done. Counts as one of the barrier's arrivals.
+__device__ __forceinline__ void arrive_after_copies(unsigned barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+// Waits for the end of the phase of that parity; the phase before the first one counts as ended with parity 1.
+__device__ __forceinline__ void wait(unsigned barrier, unsigned parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@done bra over;\n"
+      "bra again;\nover:\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// Barriers 1 to 15 among `threads` threads: wait for all, or only be counted.
+__device__ __forceinline__ void named_wait(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void named_arrive(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// Registers that this warpgroup gives back, or takes.
+template <int Count>
+__device__ __forceinline__ void fewer_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
+}
+template <int Count>
+__device__ __forceinline__ void more_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
+}
+
+}  // namespace tfla::cuda::arch

@@ -1,0 +1,138 @@
+// Stage `gradients` on Hopper: dQ, dK, dV of a chunk of 128 tokens and one head, one such tile after the other on every
+// multiprocessor. See docs/hopper.md.
+//
+// V, C and dC stream through a ring in panels of 64 columns, only Q, K and dH stay for the whole tile. Two consumer
+// warpgroups own 64 keys (for dK, dV) and 64 queries (for dQ) each. Scores are computed with keys in rows, so that P
+// and dS are register operands for dV and dK; dS goes through shared memory once, for dQ.
+#include <algorithm>
+#include <limits>
+
+#include "cuda/launch.h"
+#include "cuda/sm90/gradients/consumer.cuh"
+#include "cuda/sm90/gradients/producers.cuh"
+#include "cuda/sm90/stages.h"
+
+namespace tfla::cuda::sm90 {
+
+namespace gradients {
+
+enum class Role : std::uint8_t { producers, consumer_0, consumer_1 };   // of a warpgroup
+enum class Producer : std::uint8_t { ring, resident, results, gates };  // of a warp
+
+template <class Size>
+__global__ void __launch_bounds__(threads, 1)
+    gradients_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Work work) {
+#if __CUDA_ARCH__ == 900
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const unsigned memory = arch::shared_address(shared);
+  if (threadIdx.x == 0) Barriers<Size>{memory + Plan<Size>::barriers}.init();
+  __syncthreads();
+  switch (static_cast<Role>(threadIdx.x / warpgroup)) {
+    case Role::producers: {
+      arch::fewer_registers<producer_registers>();
+      const bool first_lane = threadIdx.x % 32 == 0;
+      switch (static_cast<Producer>(threadIdx.x / 32)) {
+        case Producer::ring:
+          if (first_lane) load_ring<Size>(maps, work, memory);
+          break;
+        case Producer::resident:
+          if (first_lane) load_resident<Size>(maps, work, memory);
+          break;
+        case Producer::results:
+          if (first_lane) store_results<Size>(maps, work, memory);
+          break;
+        case Producer::gates: load_gates<Size>(work, memory); break;
+      }
+      break;
+    }
+    case Role::consumer_0:
+      arch::more_registers<consumer_registers>();
+      Consumer<Size, 0>(work, memory).run();
+      break;
+    case Role::consumer_1:
+      arch::more_registers<consumer_registers>();
+      Consumer<Size, 1>(work, memory).run();
+      break;
+  }
+#endif
+}
+
+}  // namespace gradients
+
+namespace {
+
+using namespace gradients;
+
+Maps maps_of(const Call<float>& call, int dqk_panels) {
+  const auto tokens = [&](const Rows& rows, int columns, int box) {
+    return token_map(rows, call.batch, call.tokens, call.heads, columns, box);
+  };
+  const auto states = [&](const void* data) {
+    return matrix_map(data, call.numbers * call.heads, call.dqk, call.padded_dhv(), dqk_panels * panel);
+  };
+  return {.q = tokens(call.q, call.dqk, chunk),
+          .k = tokens(call.k, call.dqk, chunk),
+          .v = tokens(call.v, call.dhv, chunk),
+          .dh = tokens(call.dh, call.dhv, chunk),
+          .dk = tokens(call.dk, call.dqk, chunk),
+          .dv = tokens(call.dv, call.dhv, chunk),
+          .dq = tokens(call.dq, call.dqk, half),
+          .C = states(call.states),
+          .dC = states(call.dstates)};
+}
+
+Work work_of(const Call<float>& call) {
+  return {.u = call.u,
+          .c = call.log_c,
+          .inverse = call.inverse,
+          .b = call.b,
+          .m_start = call.m_start,
+          .m_end = call.m_end,
+          .row_sums = call.row_sums,
+          .column_sums = call.column_sums,
+          .outflow = call.outflow,
+          .scale = static_cast<float>(call.scale),
+          .heads = call.heads,
+          .chunks_per_row = call.chunks_per_row,
+          .tokens = static_cast<int>(call.tokens),
+          .all_tokens = static_cast<int>(call.all_tokens()),
+          .by_heads = Divider(static_cast<std::uint32_t>(call.heads)),
+          .by_chunks_per_row = Divider(static_cast<std::uint32_t>(call.chunks_per_row)),
+          .tiles = static_cast<unsigned>(call.numbers * call.heads)};
+}
+
+template <class Size>
+void launch(const Call<float>& call, cudaStream_t stream) {
+  const Work work = work_of(call);
+  const std::int64_t blocks = std::min<std::int64_t>(work.tiles, multiprocessors());
+  launch_blocks("gradients", gradients_kernel<Size>, blocks, threads, shared_bytes<Size>, stream,
+                maps_of(call, Size::dqk), work);
+}
+
+template <int Dqk>
+void launch_for_dhv(const Call<float>& call, cudaStream_t stream) {
+  switch ((call.dhv + panel - 1) / panel) {
+    case 1:
+    case 2: launch<Panels<Dqk, 2>>(call, stream); break;
+    case 3: launch<Panels<Dqk, 3>>(call, stream); break;
+    default: launch<Panels<Dqk, 4>>(call, stream); break;
+  }
+}
+
+}  // namespace
+
+bool takes_gradients(const Call<float>& call) {
+  constexpr std::int64_t most = std::numeric_limits<int>::max();
+  constexpr std::int64_t most_tiles = most / 32;  // the items of the ring are counted over all of them
+  return call.L == chunk && call.group == 1 && call.scale > 0 && call.dqk <= 2 * panel && call.dhv <= 4 * panel &&
+         call.all_tokens() * call.heads <= most && call.numbers * call.heads <= most_tiles;
+}
+
+void launch_gradients(const Call<float>& call, cudaStream_t stream) {
+  if (call.dqk <= panel)
+    launch_for_dhv<1>(call, stream);
+  else
+    launch_for_dhv<2>(call, stream);
+}
+
+}  // namespace tfla::cuda::sm90

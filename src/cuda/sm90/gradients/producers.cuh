@@ -1,0 +1,171 @@
+// Stage `gradients` on Hopper: the warps that load and store. They have 24 registers.
+#pragma once
+
+#include "cuda/arch/copy.cuh"
+#include "cuda/arch/shared.cuh"
+#include "cuda/arch/tma.cuh"
+#include "cuda/arch/wgmma.cuh"
+#include "cuda/portable/device.cuh"
+#include "cuda/sm90/gradients/plan.cuh"
+#include "cuda/sm90/ring.cuh"
+
+namespace tfla::cuda::sm90::gradients {
+
+// One thread: the ring.
+template <class Size>
+__device__ __forceinline__ void load_ring(const Maps& maps, const Work& work, unsigned memory) {
+  using P = Plan<Size>;
+  constexpr unsigned state_bytes = Size::dqk * half_bytes;
+  const Barriers<Size> barriers{memory + P::barriers};
+  Ring<P::ring_slots> ring;
+  const auto next_free = [&] {
+    arch::wait(barriers.ring_empty(ring.slot), ring.phase ^ 1);
+    return barriers.ring_full(ring.slot);
+  };
+  const auto skip = [&] {
+    arch::arrive(next_free());
+    ring.advance();
+  };
+  const auto load_state = [&](const CUtensorMap& map, int state, int t) {
+    const unsigned full = next_free();
+    arch::arrive_expecting(full, state_bytes);
+    arch::load_box(memory + P::ring + ring.slot * slot_bytes, &map, full, t * panel, 0, state);
+    ring.advance();
+  };
+  for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x) {
+    const Tile tile(work, index);
+#pragma unroll 1
+    for (int t = 0; t < Size::dhv; ++t) {
+      load_state(maps.dC, tile.state, t);
+      const unsigned full = next_free();
+      arch::arrive_expecting(full, slot_bytes);
+      arch::load_box(memory + P::ring + ring.slot * slot_bytes, &maps.v, full, t * panel, tile.token, tile.head,
+                     tile.batch);
+      ring.advance();
+    }
+#pragma unroll 1
+    for (int t = 0; t < Size::dhv; ++t) load_state(maps.C, tile.state, t);
+    skip();
+    skip();
+  }
+  // Consumers begin a tile after their last one, unconditionally: see begin_dk.
+  skip();
+  skip();
+}
+
+// One thread: what stays for a tile. Q and K are needed first; the slots through which dK leaves come last.
+template <class Size>
+__device__ __forceinline__ void load_resident(const Maps& maps, const Work& work, unsigned memory) {
+  using P = Plan<Size>;
+  const Barriers<Size> barriers{memory + P::barriers};
+  unsigned parity = 1;
+  for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x, parity ^= 1) {
+    const Tile tile(work, index);
+    const auto load = [&](const CUtensorMap& map, unsigned to, unsigned full, int first, int panels) {
+      arch::arrive_expecting(full, panels * slot_bytes);
+#pragma unroll 1
+      for (int p = 0; p < panels; ++p)
+        arch::load_box(to + p * slot_bytes, &map, full, (first + p) * panel, tile.token, tile.head, tile.batch);
+    };
+    const auto load_dh = [&](int t) {
+      arch::wait(barriers.dh_empty(t), parity);
+      load(maps.dh, memory + P::dh + t * slot_bytes, barriers.dh_full(t), t, 1);
+    };
+#pragma unroll 1
+    for (int t = 0; t < P::dk_slot; ++t) load_dh(t);
+    arch::wait(barriers.q_empty(), parity);
+    load(maps.q, memory + P::q, barriers.q_full(), 0, Size::dqk);
+    arch::wait(barriers.k_empty(), parity);
+    load(maps.k, memory + P::k, barriers.k_full(), 0, Size::dqk);
+#pragma unroll 1
+    for (int t = P::dk_slot; t < Size::dhv; ++t) load_dh(t);
+  }
+}
+
+// One warp: the vectors of a tile. u, which takes arithmetic, waits in registers for the room of the tile before.
+template <class Size>
+__device__ __forceinline__ void load_gates(const Work& work, unsigned memory) {
+  using P = Plan<Size>;
+  const Barriers<Size> barriers{memory + P::barriers};
+  const int lane = threadIdx.x % 32;
+  unsigned parity = 1;
+#pragma unroll 1
+  for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x, parity ^= 1) {
+    const Tile tile(work, index);
+    float2 u[chunk / 32];
+#pragma unroll
+    for (int x = 0; x < chunk / 32; ++x) {
+      const int t = lane + 32 * x;
+      const bool valid = t < tile.length;
+      u[x] = valid ? work.u[tile.at + t] : float2{};
+      u[x].y += __log2f(work.scale * (valid ? work.inverse[tile.at + t] : 0));  // D is zero beyond the tokens
+      arch::pin(u[x]);
+    }
+    arch::wait(barriers.gates_empty(), parity);
+#pragma unroll
+    for (int x = 0; x < chunk / 32; ++x) arch::write_float2(memory + P::u + 8 * (lane + 32 * x), u[x]);
+#pragma unroll 1
+    for (int t = lane; t < chunk; t += 32)
+      arch::copy_small<8>(memory + P::c + 8 * t, work.c + tile.at + min(t, tile.length - 1), t < tile.length);
+    if (lane == 0) {
+      float2 inflow, outflow;
+      as_exponent(work.m_start[index], inflow);
+      arch::write_float2(memory + P::inflow, inflow);
+      as_exponent(work.b[tile.at + tile.length - 1] - work.m_end[index], outflow);
+      arch::write_float2(memory + P::outflow, outflow);
+      arch::write_int2(memory + P::vectors, {tile.at, tile.length + (index + gridDim.x < work.tiles ? 0 : last_tile)});
+    }
+    arch::commit_copies();
+    arch::wait_copies<0>();
+    arch::arrive(barriers.gates_full());
+  }
+}
+
+// One thread: sends what the consumers staged, and empties the slots.
+template <class Size>
+__device__ __forceinline__ void store_results(const Maps& maps, const Work& work, unsigned memory) {
+  using P = Plan<Size>;
+  using B = Barriers<Size>;
+  const B barriers{memory + P::barriers};
+  Ring<P::ring_slots> ring;
+  const auto slot = [&] { return memory + P::ring + ring.slot * slot_bytes; };
+  const auto read = [] {
+    arch::commit_stores();
+    arch::wait_stores_read<0>();
+  };
+  unsigned parity = 0;
+  for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x, parity ^= 1) {
+    const Tile tile(work, index);
+#pragma unroll 1
+    for (int t = 0; t < Size::dhv; ++t) {
+      ring.advance();  // dC_t
+      arch::wait(barriers.staged(t), parity);
+      arch::store_box(slot(), &maps.dv, t * panel, tile.token, tile.head, tile.batch);
+      read();
+      arch::arrive(barriers.ring_empty(ring.slot));
+      ring.advance();
+    }
+    ring.advance(Size::dhv);  // C
+    arch::wait(barriers.staged(B::dk_job), parity);
+#pragma unroll 1
+    for (int p = 0; p < Size::dqk; ++p)
+      arch::store_box(memory + P::dh + (P::dk_slot + p) * slot_bytes, &maps.dk, p * panel, tile.token, tile.head,
+                      tile.batch);
+    read();
+#pragma unroll 1
+    for (int p = 0; p < Size::dqk; ++p) arch::arrive(barriers.dh_empty(P::dk_slot + p));
+    arch::wait(barriers.staged(B::dq_job), parity);
+#pragma unroll 1
+    for (int w = 0; w < 2; ++w) {
+#pragma unroll 1
+      for (int p = 0; p < Size::dqk; ++p)
+        arch::store_box(slot() + p * half_bytes, &maps.dq, p * panel, tile.token + w * half, tile.head, tile.batch);
+      read();
+      arch::arrive(barriers.ring_empty(ring.slot));
+      ring.advance();
+    }
+  }
+  arch::wait_stores<0>();
+}
+
+}  // namespace tfla::cuda::sm90::gradients

@@ -1,0 +1,144 @@
+// Stage `gradients` on Hopper: what consumers do with sums in registers.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "cuda/arch/mma.cuh"
+#include "cuda/arch/shared.cuh"
+#include "cuda/arch/tma.cuh"
+#include "cuda/arch/wgmma.cuh"
+#include "cuda/portable/device.cuh"
+#include "cuda/sm90/gradients/plan.cuh"
+
+namespace tfla::cuda::sm90::gradients {
+
+using arch::Major;
+using Type = __nv_bfloat16;
+
+// sum (+)= A B^T over a panel of 64: rows of both lie along the depth. There the distance of panels in a descriptor
+// means nothing; two values of it keep the compiler from saving descriptors of B to use them for A much later, which
+// spills.
+template <int R>
+__device__ __forceinline__ void multiply_panel(float (&sum)[R], unsigned a, unsigned a_offset, unsigned b,
+                                               unsigned b_offset, bool add) {
+#pragma unroll
+  for (int step = 0; step < 4; ++step)
+    arch::multiply<Type, Major::depth, Major::depth>(sum, arch::tile_at(a, a_offset + 32 * step, 0),
+                                                     arch::tile_at(b, b_offset + 32 * step, 16), add || step > 0);
+}
+
+// Rows g and g + 8 of this thread times a number each.
+template <int R>
+__device__ __forceinline__ void scale_rows(float (&sum)[R], float2 by) {
+#pragma unroll
+  for (int n = 0; n < R / 4; ++n) {
+    sum[4 * n] *= by.x;
+    sum[4 * n + 1] *= by.x;
+    sum[4 * n + 2] *= by.y;
+    sum[4 * n + 3] *= by.y;
+  }
+}
+
+// This thread's part of rows of Q or K, as it holds a sum of as many columns. row: see Lane.
+template <int R>
+__device__ __forceinline__ void load_rows(std::uint32_t (&rows)[R / 8][4], unsigned row) {
+#pragma unroll
+  for (int n = 0; n < R / 8; ++n) arch::load_tiles(rows[n], (row + n / 4 * slot_bytes) ^ (n % 4 << 5));
+}
+
+// Dot products of rows g and g + 8, in two chains each: the latency of one would show.
+template <int R>
+__device__ __forceinline__ float2 row_dots(const float (&sum)[R], const std::uint32_t (&rows)[R / 8][4]) {
+  float parts[4]{};
+#pragma unroll
+  for (int n = 0; n < R / 8; ++n) {
+#pragma unroll
+    for (int x = 0; x < 4; ++x) {
+      const float2 pair = arch::unpack(rows[n][x], Type{});
+      const int e = 8 * n + 2 * x;
+      parts[x] = fmaf(pair.x, sum[e], fmaf(pair.y, sum[e + 1], parts[x]));
+    }
+  }
+  float2 dots{parts[0] + parts[2], parts[1] + parts[3]};
+#pragma unroll
+  for (int offset = 1; offset < 4; offset *= 2) {
+    dots.x += __shfl_xor_sync(0xFFFFFFFFU, dots.x, offset);
+    dots.y += __shfl_xor_sync(0xFFFFFFFFU, dots.y, offset);
+  }
+  return dots;
+}
+template <int R>
+__device__ __forceinline__ float2 row_dots(const float (&sum)[R], unsigned row) {
+  std::uint32_t rows[R / 8][4];
+  load_rows<R>(rows, row);
+  return row_dots(sum, rows);
+}
+
+// Where a thread of consumer W works.
+template <int W>
+struct Lane {
+  int row;               // its first key, and query; the other is 8 below
+  int pair;              // its first column in every group of 8
+  bool leads;            // the warp
+  bool leads_and_stays;  // the same, but where the store warp stands in for the first of consumer 0
+  // Row that load_tiles and store_tiles take, in a half panel and in a panel, as swizzled: column group n lies at
+  // address ^ (n << 5).
+  unsigned half_row, panel_row;
+
+  __device__ __forceinline__ Lane() {
+    const unsigned thread = threadIdx.x % warpgroup;
+    const unsigned lane = thread % 32, warp = thread / 32;
+    row = static_cast<int>(W * half + warp * 16 + lane / 4);
+    pair = static_cast<int>(lane % 4 * 2);
+    leads = lane == 0;
+    leads_and_stays = leads && (W != 0 || warp != 0);
+    half_row = (warp * 16 + lane % 16) * row_bytes + ((lane / 16 ^ lane % 8) << 4);
+    panel_row = W * half_bytes + half_row;
+  }
+};
+
+// Writes panels of 64 columns as bfloat16 for the store warp.
+template <int R>
+__device__ __forceinline__ void stage(const float (&sum)[R], unsigned row, unsigned panel_bytes, unsigned staged,
+                                      bool leads) {
+#pragma unroll
+  for (int n = 0; n < R / 8; ++n) {
+    const auto pack = [&](int e) { return arch::pack({sum[8 * n + e], sum[8 * n + e + 1]}, Type{}); };
+    arch::store_tiles((row + n / 4 * panel_bytes) ^ (n % 4 << 5), pack(0), pack(2), pack(4), pack(6));
+  }
+  arch::writes_before_copies();
+  __syncwarp();
+  if (leads) arch::arrive(staged);
+}
+
+// P = S . D, or dS = dP . D, with keys in rows and queries in columns; D holds scale / den. Above the diagonal D may be
+// infinite: those are set to zero, not multiplied. ahead: tokens from this thread's first query to its first key.
+template <int R>
+__device__ __forceinline__ void gate(const float (&scores)[R], std::uint32_t (&gated)[R / 8][4], unsigned u, float2 c0,
+                                     float2 c1, int ahead) {
+#pragma unroll
+  for (int n = 0; n < R / 4; ++n) {
+    const float4 pair = arch::read_float4(u + n * 64);
+    const float2 u0{pair.x, pair.y}, u1{pair.z, pair.w};
+    float x0 = scores[4 * n] * exp_sum(u0, c0), x1 = scores[4 * n + 1] * exp_sum(u1, c0);
+    float x2 = scores[4 * n + 2] * exp_sum(u0, c1), x3 = scores[4 * n + 3] * exp_sum(u1, c1);
+    if (n < half / 8) {  // the first 64 queries are the consumer's own
+      x0 = ahead <= 8 * n ? x0 : 0;
+      x1 = ahead <= 8 * n + 1 ? x1 : 0;
+      x2 = ahead <= 8 * n - 8 ? x2 : 0;
+      x3 = ahead <= 8 * n - 7 ? x3 : 0;
+    }
+    gated[n / 2][n % 2 * 2] = arch::pack({x0, x1}, Type{});
+    gated[n / 2][n % 2 * 2 + 1] = arch::pack({x2, x3}, Type{});
+  }
+}
+
+// Two rows of a vector in global memory. Nothing of the next head is written.
+__device__ __forceinline__ void write_rows(float* to, int2 vectors, int row, float2 x) {
+  if (threadIdx.x % 4 != 0) return;
+  const int length = vectors.y % last_tile;
+  if (row < length) to[vectors.x + row] = x.x;
+  if (row + 8 < length) to[vectors.x + row + 8] = x.y;
+}
+
+}  // namespace tfla::cuda::sm90::gradients

@@ -1,0 +1,21 @@
+// A ring of slots in shared memory, walked by each of its users on their own.
+#pragma once
+
+namespace tfla::cuda::sm90 {
+
+template <int Slots>
+struct Ring {
+  int slot = 0;
+  unsigned phase = 0;  // parity of the turn
+
+  __device__ __forceinline__ explicit Ring(int start = 0) : slot(start) {}
+  __device__ __forceinline__ void advance(int by = 1) {
+    slot += by;
+    if (slot >= Slots) {
+      slot -= Slots;
+      phase ^= 1;
+    }
+  }
+};
+
+}  // namespace tfla::cuda::sm90

@@ -1,0 +1,30 @@
+// The stages that Hopper has kernels of its own for: bfloat16, one sequence per row of the batch. The plan says which
+// calls they take.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "cuda/call.h"
+
+namespace tfla::cuda::sm90 {
+
+// Compute capability 9.0, of the current device.
+[[nodiscard]] bool supported_device();
+[[nodiscard]] int multiprocessors();
+
+// Chunk states and, in reverse time, their gradients with <C, dC>, which comes in state_parts parts per chunk and head.
+[[nodiscard]] int state_parts(int dqk, int dhv);
+void launch_states(const Call<float>& call, cudaStream_t stream);
+void launch_dstates(const Call<float>& call, cudaStream_t stream);
+
+// The states that segments of a sequence start from, alone.
+void launch_segment_starts(const Call<float>& call, cudaStream_t stream);
+
+// States and outputs in one, in chunks of 64 tokens; the state stays on the chip.
+void launch_forward(const Call<float>& call, cudaStream_t stream);
+
+// dQ, dK, dV and the row sums that launch_gate_gradients reads, in chunks of 128 tokens.
+[[nodiscard]] bool takes_gradients(const Call<float>& call);
+void launch_gradients(const Call<float>& call, cudaStream_t stream);
+
+}  // namespace tfla::cuda::sm90

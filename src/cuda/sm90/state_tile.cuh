@@ -1,0 +1,169 @@
+// A tile of the state in the registers of one warpgroup: 64 M rows of dqk by N columns of dhv, in float32, and what
+// happens to it: tokens are added, it goes to shared memory as bfloat16, it comes from and goes to global memory.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "cuda/arch/mma.cuh"
+#include "cuda/arch/shared.cuh"
+#include "cuda/arch/wgmma.cuh"
+#include "cuda/call.h"
+
+namespace tfla::cuda::sm90 {
+
+inline constexpr int block_tokens = 64;        // tokens that are added at a time
+inline constexpr int panel_bytes = 64 * 128;   // 64 tokens by 64 columns of 16 bits, swizzled
+inline constexpr int warpgroup_threads = 128;
+
+// Where a thread of a warpgroup stands in a 64-row sum (arch/wgmma.cuh), and in tiles of 16-bit numbers.
+struct Lane {
+  int warp, lane, row, pair;  // row of its first element, column of its first pair
+
+  __device__ __forceinline__ Lane()
+      : warp(static_cast<int>(threadIdx.x % warpgroup_threads) / 32),
+        lane(static_cast<int>(threadIdx.x % 32)),
+        row(16 * warp + lane / 4),
+        pair(2 * (lane % 4)) {}
+
+  // The row this lane names to ldmatrix and stmatrix for tile (n, n + 8 columns) of the warp's 16 rows, as an address
+  // within a panel of 128-byte rows; xor with 32 n moves on by 16 columns.
+  __device__ __forceinline__ unsigned tile_row() const {
+    const int r = 16 * warp + lane % 16;
+    return r * 128 + ((lane / 16) ^ (lane % 8)) * 16;
+  }
+  // The same to read the transpose: 16 tokens by the warp's 16 columns of a panel.
+  __device__ __forceinline__ unsigned transposed_row() const {
+    const int token = lane / 16 * 8 + lane % 8;
+    return token * 128 + ((2 * warp + lane / 8 % 2) ^ (lane % 8)) * 16;
+  }
+};
+
+// The sum over the four lanes that hold a row.
+__device__ __forceinline__ float over_row(float x) {
+  x += __shfl_xor_sync(0xFFFFFFFFU, x, 1);
+  return x + __shfl_xor_sync(0xFFFFFFFFU, x, 2);
+}
+
+// Two bfloat16, and what rounding left, as two more.
+__device__ __forceinline__ uint32_t split(float2 x, uint32_t& rest) {
+  const uint32_t high = arch::pack(x, __nv_bfloat16{});
+  const float2 rounded = arch::unpack(high, __nv_bfloat16{});
+  rest = arch::pack(float2{x.x - rounded.x, x.y - rounded.y}, __nv_bfloat16{});
+  return high;
+}
+
+// Split: weighted keys go in as the sum of two bfloat16.
+template <int M, int N, bool Split>
+struct StateTile {
+  static constexpr int together = M > 1 ? 2 : 1;  // 64-row parts whose operands are in registers at a time
+  float c[M][N / 2];
+
+  struct Weighted {
+    uint32_t high[together][4];
+    uint32_t low[Split ? together : 1][4];
+  };
+
+  template <class Visit>
+  __device__ __forceinline__ void each(const Lane& at, const Visit& visit) {  // visit(row, column, value, next value)
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+      for (int e = 0; e < N / 2; e += 2)
+        visit(64 * m + at.row + e / 2 % 2 * 8, e / 4 * 8 + at.pair, c[m][e], c[m][e + 1]);
+  }
+
+  __device__ __forceinline__ void scale(float by) {
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+      for (float& x : c[m]) x *= by;
+  }
+
+  __device__ __forceinline__ void hold() {
+#pragma unroll
+    for (int m = 0; m < M; ++m) arch::pin(c[m]);
+  }
+
+  // Rounded, into panels of 64 columns by 64 M rows.
+  __device__ __forceinline__ void publish(unsigned panels, const Lane& at) {
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+      for (int n = 0; n < N / 16; ++n) {
+        const float* x = c[m] + 8 * n;
+        const auto pack = [&](int e) { return arch::pack(float2{x[e], x[e + 1]}, __nv_bfloat16{}); };
+        arch::store_tiles((panels + n / 4 * (M * panel_bytes) + m * panel_bytes + at.tile_row()) ^ (n % 4 * 32),
+                          pack(0), pack(2), pack(4), pack(6));
+      }
+  }
+
+  // This thread's share of the product with a state in such panels.
+  __device__ __forceinline__ float product_with(unsigned panels, const Lane& at) {
+    float sum = 0;
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+      for (int n = 0; n < N / 16; ++n) {
+        uint32_t tiles[4];
+        arch::load_tiles(tiles,
+                         (panels + n / 4 * (M * panel_bytes) + m * panel_bytes + at.tile_row()) ^ (n % 4 * 32));
+#pragma unroll
+        for (int x = 0; x < 4; ++x) {
+          const float2 pair = arch::unpack(tiles[x], __nv_bfloat16{});
+          sum += c[m][8 * n + 2 * x] * pair.x + c[m][8 * n + 2 * x + 1] * pair.y;
+        }
+      }
+    return sum;
+  }
+
+  // Adds 64 tokens: (weight X)^T Y. X: M panels, Y: N / 64 panels; weight(k) gives those of tokens k and k + 1. Sums of
+  // weight X over this thread's tokens go to n. The products are under way on return.
+  template <class Weight>
+  __device__ __forceinline__ void add(unsigned x, unsigned y, const Lane& at, const Weight& weight, float (&n)[M][2]) {
+    Weighted parts[2];
+    constexpr int groups = M / together, steps = block_tokens / 16 * groups;
+    const std::uint64_t values = arch::tile_descriptor(y, panel_bytes);
+    hold();
+#pragma unroll
+    for (int s = 0; s < steps; ++s) {
+      const int k = s / groups, first = s % groups * together;
+      Weighted& part = parts[s % 2];
+      if (s >= 2) arch::products_wait<1>();  // the products that read these registers are done
+      load(part, x + first * panel_bytes + k * 16 * 128 + at.transposed_row(), weight(16 * k + at.pair),
+           weight(16 * k + 8 + at.pair), n, first);
+      arch::products_begin();
+#pragma unroll
+      for (int m = 0; m < together; ++m) {
+        arch::multiply<__nv_bfloat16, arch::Major::across>(c[first + m], part.high[m], values + k * (16 * 128 / 16),
+                                                           true);
+        if constexpr (Split)
+          arch::multiply<__nv_bfloat16, arch::Major::across>(c[first + m], part.low[m], values + k * (16 * 128 / 16),
+                                                             true);
+      }
+      arch::products_commit();
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void load(Weighted& part, unsigned x, float2 first_weights, float2 next_weights,
+                                       float (&n)[M][2], int first) {
+#pragma unroll
+    for (int m = 0; m < together; ++m) {
+      uint32_t raw[4];
+      arch::load_tiles_transposed(raw, x + m * panel_bytes);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float2 weights = e < 2 ? first_weights : next_weights;
+        float2 value = arch::unpack(raw[e], __nv_bfloat16{});
+        value = {value.x * weights.x, value.y * weights.y};
+        n[first + m][e % 2] += value.x + value.y;
+        if constexpr (Split)
+          part.high[m][e] = split(value, part.low[m][e]);
+        else
+          part.high[m][e] = arch::pack(value, __nv_bfloat16{});
+      }
+    }
+  }
+};
+
+}  // namespace tfla::cuda::sm90
