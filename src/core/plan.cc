@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "core/checks.h"
@@ -19,6 +20,10 @@ namespace {
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 std::int64_t round_up(std::int64_t a, std::int64_t multiple) { return ceil_div(a, multiple) * multiple; }
+
+std::int64_t power_of_two_above(std::int64_t a) {
+  return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(a)));
+}
 
 // Of C; n is small beside it.
 double state_bytes(const Plan& plan) {
@@ -96,15 +101,15 @@ std::int64_t choose_backward_chunk(const Plan& plan) {
 
 // The kernels tile inside a chunk by 64 x 64, so the chunk is the spacing of stored states and little else. 128 keeps
 // the states of training within a third of the memory of its tensors at 128/256.
-void choose_cuda_ranges(Plan& plan, const MlstmOptions& options) {
-  constexpr std::int64_t tile = 64, usual_chunk = 128, fused_chunk = 64, longest_chunk = std::int64_t{1} << 30;
+void choose_cuda_ranges(Plan& plan, const MlstmOptions& options, bool hopper_shape) {
+  constexpr std::int64_t tile = 64, usual_chunk = 128, longest_chunk = std::int64_t{1} << 30;
   const std::int64_t longest = std::clamp<std::int64_t>(plan.shape.longest, 1, longest_chunk);
   plan.tile = tile;
   plan.span = std::max<std::int64_t>(plan.shape.longest, 1);
   plan.chunk = std::min(options.chunk_size > 0 ? options.chunk_size : usual_chunk, longest);
   if (plan.formulation == Formulation::parallel) plan.chunk = longest;
-  // On Hopper forward stores no states, so there is no spacing to choose; backward takes whole tiles.
-  if (plan.hopper) plan.chunk = plan.operation == Operation::forward ? fused_chunk : round_up(plan.chunk, usual_chunk);
+  // Hopper's gradients take 128 tokens at a time; forward and backward must agree on what is kept.
+  if (hopper_shape) plan.chunk = std::max(power_of_two_above(plan.chunk), usual_chunk);
   // Stage states has a block per sequence, head and 64 x 128 tile of the state; four per multiprocessor of a large GPU
   // keep it busy. Segments make up for the rest, as long as each has a few chunks.
   constexpr std::int64_t wanted_blocks = 528, fewest_chunks = 4, most_segments = 64;
@@ -115,10 +120,6 @@ void choose_cuda_ranges(Plan& plan, const MlstmOptions& options) {
 }
 
 void choose_ranges(Plan& plan, const MlstmOptions& options) {
-  if (plan.device == Device::cuda) {
-    choose_cuda_ranges(plan, options);
-    return;
-  }
   const std::int64_t longest = std::max<std::int64_t>(plan.shape.longest, 1);
   if (plan.formulation == Formulation::parallel) {
     plan.tile = plan.chunk = plan.span = longest;
@@ -177,17 +178,18 @@ Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions&
             .compute = shape.dtype == DType::float64 ? DType::float64 : DType::float32,
             .threads = execution.threads > 0 ? execution.threads : cpu::default_threads()};
   plan.keeps_states = (options.keep_states || options.keep_rows) && plan.device == Device::cuda && plan.formulation != Formulation::recurrent;
-  if (plan.device == Device::cuda && !execution.portable) {
-    const bool backward = operation == Operation::backward;
-    plan.hopper = operation != Operation::step && fits &&
-                  (backward ? cuda::hopper_takes_backward : cuda::hopper_takes)(shape, options);
-    plan.keeps_rows = plan.keeps_states && cuda::hopper_takes(shape, options);
-  }
-  if (!options.keep_states) plan.keeps_rows = plan.keeps_states;
+  // What a shape decides holds for forward and backward alike.
+  const bool hopper_shape = operation != Operation::step && plan.device == Device::cuda && !execution.portable &&
+                            cuda::hopper_takes(shape, options);
+  const bool exact_backward = operation == Operation::backward && options.exact_normalizer_grad;
+  plan.hopper = hopper_shape && fits && !exact_backward;
+  plan.keeps_rows = plan.keeps_states && (!options.keep_states || (hopper_shape && options.exact_normalizer_grad));
   if (plan.formulation == Formulation::recurrent) {
     plan.tile = plan.chunk = 1;
     plan.span = std::max<std::int64_t>(shape.longest, 1);
     plan.panel = choose_panel(plan);
+  } else if (plan.device == Device::cuda) {
+    choose_cuda_ranges(plan, options, hopper_shape);
   } else {
     choose_ranges(plan, options);
   }

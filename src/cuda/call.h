@@ -48,6 +48,7 @@ struct Call {
   int qk_heads, heads, group;  // group = heads / qk_heads
   int dqk, dhv;
   int L;                             // chunk size
+  int kept_chunk;                    // spacing of the states that Hopper's forward keeps; 0: it keeps none
   int chunks_per_row;                // one sequence per row of the batch: its chunks; 0: packed sequences
   int segments, chunks_per_segment;  // of a sequence, in stage states
   bool exponential, log_space, normalized, exact, capped;

@@ -58,10 +58,13 @@ void carve(Arena& arena, Arena& kept, const Plan& plan, Call<typename Config<T>:
   call.inverse = kept.take<Real>(vectors);
   if (plan.formulation == Formulation::recurrent) return;
   call.slope = kept.take<Real>(vectors);
-  if (!plan.hopper || plan.operation == Operation::backward) {  // Hopper's forward stores none
+  const bool fused = plan.hopper && plan.operation == Operation::forward;  // needs no states, but can keep them
+  if (!fused || call.kept_chunk > 0) {
+    const std::int64_t states =
+        fused ? call.sequences * ((call.tokens + call.kept_chunk - 1) / call.kept_chunk) * call.heads : chunks;
     Arena& place = plan.keeps_rows ? arena : kept;
-    call.states = place.take<typename Config<T>::Stored>(chunks * call.dqk * call.padded_dhv());
-    call.n_states = place.take<typename Config<T>::Norm>(chunks * call.dqk);
+    call.states = place.take<typename Config<T>::Stored>(states * call.dqk * call.padded_dhv());
+    call.n_states = place.take<typename Config<T>::Norm>(states * call.dqk);
   }
   call.chunks = arena.take<Chunk>(call.numbers);
   for (double** vector : {&call.b, &call.c, &call.top}) *vector = arena.take<double>(vectors);
@@ -113,15 +116,18 @@ Call<Real> call_of_shape(const Plan& plan) {
   call.group = static_cast<int>(shape.heads / shape.qk_heads);
   call.dqk = static_cast<int>(shape.dqk);
   call.dhv = static_cast<int>(shape.dhv);
-  call.L = static_cast<int>(plan.chunk);
+  const bool fused = plan.hopper && plan.operation == Operation::forward;  // states on the chip, in chunks of a tile
+  const std::int64_t chunk = fused ? plan.tile : plan.chunk;
+  call.L = static_cast<int>(chunk);
+  call.kept_chunk = fused && plan.keeps_states && !plan.keeps_rows ? static_cast<int>(plan.chunk) : 0;
   // One sequence per row of the batch: all have the same chunks. Packed ones may each have one that is not full.
   call.chunks_per_row = shape.sequences == shape.batch
-                            ? static_cast<int>(std::max<std::int64_t>((shape.tokens + plan.chunk - 1) / plan.chunk, 1))
+                            ? static_cast<int>(std::max<std::int64_t>((shape.tokens + chunk - 1) / chunk, 1))
                             : 0;
   call.numbers =
-      shape.sequences == shape.batch ? shape.batch * call.chunks_per_row : shape.tokens / plan.chunk + shape.sequences;
+      shape.sequences == shape.batch ? shape.batch * call.chunks_per_row : shape.tokens / chunk + shape.sequences;
   call.segments = static_cast<int>(plan.segments);
-  const std::int64_t chunks = std::max<std::int64_t>((shape.longest + plan.chunk - 1) / plan.chunk, 1);
+  const std::int64_t chunks = std::max<std::int64_t>((shape.longest + chunk - 1) / chunk, 1);
   call.chunks_per_segment = static_cast<int>((chunks + plan.segments - 1) / plan.segments);
   return call;
 }
@@ -297,11 +303,6 @@ bool hopper_takes(const MlstmShape& shape, const MlstmOptions& options) {
   return options.formulation == Formulation::chunkwise && shape.dtype == DType::bfloat16 &&
          shape.sequences == shape.batch && shape.tokens > 0 && shape.batch > 0 && shape.dqk % 8 == 0 &&
          shape.dhv % 8 == 0 && shape.dqk <= widest_qk && sm90::supported_device();
-}
-
-bool hopper_takes_backward(const MlstmShape& shape, const MlstmOptions& options) {
-  // The exact normalizer gradient carries dn, which these kernels do not.
-  return hopper_takes(shape, options) && !resolve(options, shape.dqk).exact;
 }
 
 bool hopper_takes_gradients(const Plan& plan, const MlstmOptions& options) {

@@ -10,7 +10,6 @@ void check_available() {
 }
 
 bool hopper_takes(const MlstmShape& /*shape*/, const MlstmOptions& /*options*/) { return false; }
-bool hopper_takes_backward(const MlstmShape& /*shape*/, const MlstmOptions& /*options*/) { return false; }
 bool hopper_takes_gradients(const Plan& /*plan*/, const MlstmOptions& /*options*/) { return false; }
 bool hopper_fits(const MlstmForward& /*args*/) { return false; }
 bool hopper_fits(const MlstmBackward& /*args*/) { return false; }

@@ -33,6 +33,11 @@ __device__ __forceinline__ uint2 read_words(unsigned shared) {
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(shared) : "memory");
   return x;
 }
+__device__ __forceinline__ unsigned short read_half_word(unsigned shared) {
+  unsigned short x;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(shared) : "memory");
+  return x;
+}
 __device__ __forceinline__ void write_half_word(unsigned shared, unsigned short x) {
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(shared), "h"(x) : "memory");
 }

@@ -7,6 +7,9 @@
 //   warps 4-11   outputs: two warpgroups take blocks in turn. S = Q K^T, gates, O = Q C, O += P V; H goes where Q was
 //   warps 12-15  the state: rounds C for the outputs, then adds the block's keys and values
 //
+// For training the rounded states of chunk starts go to global memory too, from where the outputs read them. Backward
+// needs them to more digits than H does, so keys go in as the sum of two bfloat16.
+//
 // P of the first 16 keys of a block, which all of its rows see, goes into its product as the sum of two bfloat16: the
 // rounding of P would be half of the error of H. Both terms of all keys would take 8 % longer.
 #include <algorithm>
@@ -50,19 +53,20 @@ struct ForwardSpace {
 };
 
 // Of a thread, by what it does: 512 for one thread of each warpgroup. Found by trial, so that nothing spills.
-template <int M, int N, bool Normalized>
+template <int M, int N, bool Normalized, bool Keep>
 struct ForwardRegisters {
   static constexpr int outputs = N == 64 ? (Normalized ? 136 : 144) : M == 1 ? 160 : 144;
-  static constexpr int state = N == 64 ? (Normalized ? 200 : 184) : M == 1 ? 152 : 184;
+  static constexpr int state = (N == 64 ? (Normalized ? 200 : 184) : M == 1 ? 152 : 184);
   static constexpr int movers = 512 - 2 * outputs - state;
 };
 
 struct ForwardMaps {
-  CUtensorMap q, k, v, h;
+  CUtensorMap q, k, v, h, states;
 };
 
 struct ForwardShape {
   int column_tiles, items;
+  int kept_shift, kept_chunks;  // log2 of the blocks between kept states, and how many of these a sequence has
 };
 
 // The blocks of 64 tokens of one segment, and the columns.
@@ -83,10 +87,10 @@ struct ForwardItem {
   }
 };
 
-template <int M, int N, bool Normalized>
+template <int M, int N, bool Normalized, bool Keep>
 struct Forward {
   using Space = ForwardSpace<M, N>;
-  using Tile = StateTile<M, N, false>;
+  using Tile = StateTile<M, N, Keep, Keep ? 1 : 2>;  // registers for one set of operands in two terms, or two in one
   static constexpr auto depth = arch::Major::depth, across = arch::Major::across;
   using Slots = Ring<Space::slots>;  // of Q and of V, which go round together
   using KeySlots = Ring<Space::k_slots>;
@@ -166,7 +170,14 @@ struct Forward {
   __device__ void store_outputs(int warpgroup) const {
     const int lane = threadIdx.x % 32;
     Slots ring(warpgroup);
+    unsigned c_phase = 0;
     each_block(warpgroup, [&](const ForwardItem& it, int block) {
+      if (Keep) {
+        arch::wait(at(Space::c_full, warpgroup), c_phase);
+        c_phase ^= 1;
+        if (Normalized && it.tile == 0 && is_kept(block)) keep_published_n(it, block, warpgroup);
+        if (lane == 0) keep_state(it, block);
+      }
       arch::named_wait(staged_barrier(warpgroup), warpgroup_threads + 32);
       if (Normalized && it.tile == 0) store_rows(it, block, at(Space::rows, ring.slot, Space::row_bytes));
       if (lane == 0) {
@@ -203,21 +214,20 @@ struct Forward {
     const Lane lane;
     Slots ring;
     KeySlots k;
-    unsigned c_phase = 1;
-    int turn = 0;
+    unsigned turn = 0;  // parity of the block: whose outputs it goes to, and the phase of the state's buffer
     each_item([&](const ForwardItem& it) {
       Tile tile;
       float n[M][2];
       start(it, lane, tile, n);
 #pragma unroll 1
-      for (int block = it.low; block < it.high; ++block, k.advance(), ring.advance(), ++turn) {
-        arch::wait(at(Space::c_empty), c_phase);
-        c_phase ^= 1;
+      for (int block = it.low; block < it.high; ++block, k.advance(), ring.advance(), turn ^= 1) {
+        arch::wait(at(Space::c_empty), turn ^ 1);
         tile.publish(at(Space::state), lane);
         if (Normalized) publish_n(turn, lane, n);
         arch::writes_before_copies();
         __syncwarp();
-        if (lane.lane == 0) arch::arrive(at(Space::c_full, turn % 2));
+        if (lane.lane == 0) arch::arrive(at(Space::c_full, static_cast<int>(turn)));
+        if (Keep && !Normalized && it.tile == 0 && is_kept(block)) keep_n(it, block, lane, n);
         arch::wait(at(Space::k_full, k.slot), k.phase);
         arch::wait(at(Space::v_full, ring.slot), ring.phase);
         const unsigned gates = at(Space::gates, ring.slot, Space::gate_bytes);
@@ -243,6 +253,51 @@ struct Forward {
  private:
   __device__ static int staged_barrier(int warpgroup) { return 3 + warpgroup; }
   __device__ static int warps_barrier(int warpgroup) { return 1 + warpgroup; }
+
+  __device__ __forceinline__ bool is_kept(int block) const { return (block & ((1 << shape.kept_shift) - 1)) == 0; }
+  __device__ __forceinline__ int kept_unit(const ForwardItem& it, int block) const {
+    return (it.sequence * shape.kept_chunks + (block >> shape.kept_shift)) * call.heads + it.head;
+  }
+
+  __device__ void keep_state(const ForwardItem& it, int block) const {
+    if (is_kept(block)) {
+#pragma unroll 1
+      for (int p = 0; p < N / 64; ++p)
+        arch::store_box(at(Space::state) + p * M * panel_bytes, &maps.states, it.tile * N + p * panel, 0,
+                        kept_unit(it, block));
+      arch::commit_stores();
+      arch::wait_stores_read<0>();
+    }
+    arch::arrive(at(Space::c_empty));
+  }
+
+  // With a normalizer n is in shared memory, in three terms (publish_n), and costs the state no registers.
+  __device__ void keep_published_n(const ForwardItem& it, int block, int warpgroup) const {
+    const unsigned from = at(Space::n, warpgroup, Space::n_bytes);
+#pragma unroll 1
+    for (int row = threadIdx.x % 32; row < call.dqk; row += 32) {
+      const unsigned place = from + row / 16 * 32 + row % 8 / 2 * 8 + row % 16 / 8 * 4 + row % 2 * 2;
+      float sum = 0;
+#pragma unroll
+      for (int part = 2; part >= 0; --part)
+        sum += __bfloat162float(__ushort_as_bfloat16(arch::read_half_word(place + part * Space::n_part)));
+      static_cast<float*>(call.n_states)[static_cast<std::int64_t>(kept_unit(it, block)) * call.dqk + row] = sum;
+    }
+  }
+
+  __device__ void keep_n(const ForwardItem& it, int block, const Lane& lane, const float (&n)[M][2]) const {
+    const int unit = kept_unit(it, block);
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float sum = over_row(n[m][h]);
+        const int row = 64 * m + lane.row + 8 * h;
+        std::int64_t to = static_cast<std::int64_t>(unit) * call.dqk + row;
+        asm volatile("" : "+l"(to));  // as in load_gates
+        if (lane.pair == 0 && row < call.dqk) static_cast<float*>(call.n_states)[to] = sum;
+      }
+  }
 
   __device__ void store_rows(const ForwardItem& it, int block, unsigned rows) const {
 #pragma unroll 1
@@ -419,9 +474,9 @@ struct Forward {
   }
 
   // In the order in which the lanes of a product read it: rows 2 i, 2 i + 1, 2 i + 8, 2 i + 9 of every 16.
-  __device__ __forceinline__ void publish_n(int turn, const Lane& lane, const float (&n)[M][2]) const {
+  __device__ __forceinline__ void publish_n(unsigned turn, const Lane& lane, const float (&n)[M][2]) const {
     const int part = lane.pair / 2, k = lane.lane / 4;
-    const unsigned to = at(Space::n, turn % 2, Space::n_bytes) + part * Space::n_part + lane.warp * 32 + k / 2 * 8 + k % 2 * 2;
+    const unsigned to = at(Space::n, static_cast<int>(turn), Space::n_bytes) + part * Space::n_part + lane.warp * 32 + k / 2 * 8 + k % 2 * 2;
 #pragma unroll
     for (int m = 0; m < M; ++m)
 #pragma unroll
@@ -490,12 +545,12 @@ struct Forward {
   }
 };
 
-template <int M, int N, bool Normalized>
+template <int M, int N, bool Normalized, bool Keep>
 __global__ void __launch_bounds__(forward_threads, 1)
     forward_kernel(const __grid_constant__ ForwardMaps maps, const __grid_constant__ Call<float> call,
                    const __grid_constant__ ForwardShape shape) {
   using Space = ForwardSpace<M, N>;
-  using Registers = ForwardRegisters<M, N, Normalized>;
+  using Registers = ForwardRegisters<M, N, Normalized, Keep>;
   extern __shared__ unsigned char memory[];
   const unsigned space = (arch::shared_address(memory) + 1023U) & ~1023U;
   if (threadIdx.x == 0) {
@@ -509,11 +564,11 @@ __global__ void __launch_bounds__(forward_threads, 1)
     make(Space::v_full, Space::slots, 1 + 32);
     make(Space::v_empty, Space::slots, 8);
     make(Space::c_full, 2, 4);
-    make(Space::c_empty, 1, 4);
+    make(Space::c_empty, 1, Keep ? 5 : 4);
     arch::barriers_ready();
   }
   __syncthreads();
-  const Forward<M, N, Normalized> forward{call, maps, shape, space};
+  const Forward<M, N, Normalized, Keep> forward{call, maps, shape, space};
   const int warp = static_cast<int>(threadIdx.x) / 32, warpgroup = warp / 4;
   if (warpgroup == 0) {
     arch::fewer_registers<Registers::movers>();
@@ -532,26 +587,32 @@ __global__ void __launch_bounds__(forward_threads, 1)
   }
 }
 
-template <int M, int N, bool Normalized>
-void launch(const Call<float>& call, cudaStream_t stream) {
+template <int M, int N, bool Normalized, bool Keep>
+void launch_kernel(const Call<float>& call, cudaStream_t stream) {
   ForwardShape shape{};
   shape.column_tiles = (call.dhv + N - 1) / N;
   shape.items = static_cast<int>(call.sequences) * call.heads * call.segments * shape.column_tiles;
   ForwardMaps maps{};
+  if (Keep) {
+    while (block_tokens << shape.kept_shift < call.kept_chunk) ++shape.kept_shift;
+    shape.kept_chunks = static_cast<int>((call.tokens + call.kept_chunk - 1) / call.kept_chunk);
+    maps.states = matrix_map(call.states, call.sequences * shape.kept_chunks * call.heads, call.dqk,
+                             call.padded_dhv(), 64 * M);
+  }
   maps.q = token_map(call.q, call.batch, call.tokens, call.qk_heads, call.dqk, block_tokens);
   maps.k = token_map(call.k, call.batch, call.tokens, call.qk_heads, call.dqk, block_tokens);
   maps.v = token_map(call.v, call.batch, call.tokens, call.heads, call.dhv, block_tokens);
   maps.h = token_map(call.h, call.batch, call.tokens, call.heads, call.dhv, block_tokens);
-  launch_blocks("forward", forward_kernel<M, N, Normalized>, std::min(shape.items, multiprocessors()), forward_threads,
+  launch_blocks("forward", forward_kernel<M, N, Normalized, Keep>, std::min(shape.items, multiprocessors()), forward_threads,
                 ForwardSpace<M, N>::bytes, stream, maps, call, shape);
 }
 
 template <int M, int N>
 void launch(const Call<float>& call, cudaStream_t stream) {
-  if (call.normalized)
-    launch<M, N, true>(call, stream);
+  if (call.kept_chunk > 0)
+    call.normalized ? launch_kernel<M, N, true, true>(call, stream) : launch_kernel<M, N, false, true>(call, stream);
   else
-    launch<M, N, false>(call, stream);
+    call.normalized ? launch_kernel<M, N, true, false>(call, stream) : launch_kernel<M, N, false, false>(call, stream);
 }
 
 }  // namespace

@@ -52,8 +52,9 @@ __device__ __forceinline__ uint32_t split(float2 x, uint32_t& rest) {
   return high;
 }
 
-// Split: weighted keys go in as the sum of two bfloat16.
-template <int M, int N, bool Split>
+// Split: weighted keys go in as the sum of two bfloat16. Buffers: sets of operands in registers, so that one is made
+// while another is multiplied.
+template <int M, int N, bool Split, int Buffers = 2>
 struct StateTile {
   static constexpr int together = M > 1 ? 2 : 1;  // 64-row parts whose operands are in registers at a time
   float c[M][N / 2];
@@ -120,15 +121,15 @@ struct StateTile {
   // weight X over this thread's tokens go to n. The products are under way on return.
   template <class Weight>
   __device__ __forceinline__ void add(unsigned x, unsigned y, const Lane& at, const Weight& weight, float (&n)[M][2]) {
-    Weighted parts[2];
+    Weighted parts[Buffers];
     constexpr int groups = M / together, steps = block_tokens / 16 * groups;
     const std::uint64_t values = arch::tile_descriptor(y, panel_bytes);
     hold();
 #pragma unroll
     for (int s = 0; s < steps; ++s) {
       const int k = s / groups, first = s % groups * together;
-      Weighted& part = parts[s % 2];
-      if (s >= 2) arch::products_wait<1>();  // the products that read these registers are done
+      Weighted& part = parts[s % Buffers];
+      if (s >= Buffers) arch::products_wait<Buffers - 1>();  // the products that read these registers are done
       load(part, x + first * panel_bytes + k * 16 * 128 + at.transposed_row(), weight(16 * k + at.pair),
            weight(16 * k + 8 + at.pair), n, first);
       arch::products_begin();
