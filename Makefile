@@ -7,7 +7,7 @@ TFLA := build/release/tfla
 CUDA := $(if $(shell command -v nvcc),cuda)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test wheel gpu-test gpu-bundle bench bench-python paper format lint install clean deps release
+.PHONY: help run lm test wheel gpu-test gpu-bundle bench bench-python paper format lint install clean deps release
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,6 +15,14 @@ help:  ## list the targets
 run: release  ## build, compare every variant with float64, time them
 	$(TFLA) check
 	$(TFLA) bench --quick
+
+lm:  ## train a small language model on this CPU, five minutes, from text every Python has (build/lm)
+	@tools/install_deps.sh build python
+	@mkdir -p build
+	@cat python/requirements.txt python/requirements-lm.txt examples/requirements.txt >build/lm-requirements.txt
+	@tools/make_venv.sh .venv-python build/lm-requirements.txt
+	@tools/build_python.sh .venv-python
+	PYTHONPATH=python .venv-python/bin/python examples/language_model.py
 
 test:  ## build and run all tests, a smaller set under each sanitizer and the fuzzer, and those of the Python package
 	@tools/install_deps.sh build test python

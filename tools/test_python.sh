@@ -8,7 +8,7 @@ report=$1
 venv=.venv-python
 wheels=build/wheel
 mkdir -p build
-cat python/requirements.txt python/requirements-compat.txt >build/python-requirements.txt
+cat python/requirements.txt python/requirements-compat.txt python/requirements-lm.txt >build/python-requirements.txt
 tools/make_venv.sh "$venv" build/python-requirements.txt
 rm -rf "$wheels"
 "$venv/bin/python" -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps -w "$wheels" .

@@ -1,4 +1,4 @@
-"""Every Python example of the README and of docs/python runs."""
+"""Every Python example of the README, of docs/lm.md and of docs/python runs."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "python").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "lm.md", *sorted((ROOT / "docs" / "python").glob("*.md"))]
 
 
 def examples(page: Path) -> list[str]:

@@ -1,5 +1,7 @@
 """tfla.nn: the layer against its formula, and its modes against each other."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -99,6 +101,56 @@ def test_packed_documents_do_not_see_each_other():
     packed = layer(x, cu_seqlens=torch.tensor([0, 7, 20]))
     alone = torch.cat([layer(x[:, :7]), layer(x[:, 7:])], dim=1)
     assert relative_error(packed, alone) < 1e-6
+
+
+# With the exponential gate eps is added in the scale of m, which at the start of a packed sequence is at least log f.
+@pytest.mark.parametrize(("gate", "bound"), [("exp", 1e-6), ("sigmoid", 1e-12)])
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
+def test_starts_reset_exactly_below_the_cap(gate, bound, soft_cap):
+    layer = make_layer(gate=gate, soft_cap=soft_cap, dtype=torch.float64)
+    x = torch.randn(2, 20, DIM, dtype=torch.float64)
+    starts = torch.zeros(2, 20, dtype=torch.bool)
+    starts[:, 0] = starts[0, 7] = starts[1, 12] = True
+    packed = layer(x.view(1, 40, DIM), cu_seqlens=torch.tensor([0, 7, 20, 32, 40])).view(2, 20, DIM)
+    assert relative_error(layer(x, starts=starts), packed) < bound
+    if (gate, soft_cap) == ("sigmoid", 2.0):
+        layer.cell.reset = -25.0
+        left = relative_error(layer(x, starts=starts), packed)
+        assert 1e-12 < left < 1e-6  # of what came before, e^-25 times at most e^4 for gates between -2 and 2
+
+
+def test_fused_projections_are_the_separate_ones():
+    separate, fused, x = make_layer(), make_layer(fuse=True), torch.randn(2, 9, DIM)
+    fused.load_state_dict(separate.state_dict())
+    grads = []
+    for layer in (separate, fused):
+        y = layer(x)
+        y.square().sum().backward()
+        grads.append([y, *(parameter.grad for parameter in layer.parameters())])
+    assert all(relative_error(a, b) < 1e-5 for a, b in zip(*grads, strict=True))
+    with pytest.raises(ValueError, match="fuse is given with bias"):
+        MLSTMLayer(DIM, HEADS, fuse=True, bias=True)
+
+
+def test_gates_as_configured():
+    cell = MLSTMCell(
+        DIM, HEADS, input_gate_bias=-2.0, forget_gate_bias=(1.0, 2.0), train_input_gate=False, track_gates=True
+    )
+    assert cell.input_gate.bias.tolist() == [-2.0] * 3 and cell.forget_gate.bias.tolist() == [1.0, 1.5, 2.0]
+    assert not cell.input_gate.bias.requires_grad and cell.forget_gate.bias.requires_grad
+    x, q, v = torch.randn(1, 5, DIM), torch.randn(1, 5, HEADS, 4), torch.randn(1, 5, HEADS, 8)
+    cell(x, q, q, v)
+    assert cell.input_gate_max.item() == pytest.approx(15 * math.tanh(-2 / 15))
+    with pytest.raises(ValueError, match="takes no cu_seqlens, starts or group"), torch.no_grad():
+        cell(x, q, q, v, cell(x, q, q, v, mode="prefill")[1], mode="decode", starts=torch.zeros(1, 5, dtype=torch.bool))
+
+
+def test_master_weights_in_float32():
+    layer, x = make_layer(), torch.randn(2, 9, DIM)
+    y = layer(x.bfloat16())
+    y.sum().backward()
+    assert y.dtype == torch.bfloat16 and relative_error(y, layer(x)) < 0.05
+    assert all(parameter.grad.dtype == torch.float32 for parameter in layer.parameters())
 
 
 def test_training_lowers_the_loss_and_decays_through_states():

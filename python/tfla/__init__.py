@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tfla import analysis, check, distributed, info, nn, ops, reference
+    from tfla import analysis, check, distributed, info, lm, nn, ops, reference
     from tfla.ops import State, mlstm, mlstm_parallel, mlstm_recurrent, mlstm_step
 
 __version__ = "0.1.0"
@@ -22,6 +22,7 @@ __all__ = [
     "check",
     "distributed",
     "info",
+    "lm",
     "mlstm",
     "mlstm_parallel",
     "mlstm_recurrent",
@@ -32,7 +33,7 @@ __all__ = [
 ]
 
 _FROM_OPS = ("State", "mlstm", "mlstm_parallel", "mlstm_recurrent", "mlstm_step")
-_MODULES = ("analysis", "check", "compat", "distributed", "info", "jax", "nn", "ops", "reference")
+_MODULES = ("analysis", "check", "compat", "distributed", "info", "jax", "lm", "nn", "ops", "reference")
 
 if not TYPE_CHECKING:  # which sees the imports above, and would otherwise believe in any name
 

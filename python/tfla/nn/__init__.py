@@ -2,6 +2,7 @@
 
 from tfla.nn.cell import MLSTMCell
 from tfla.nn.layer import MLSTMLayer
+from tfla.nn.linear import Linear
 from tfla.state import State
 
-__all__ = ["MLSTMCell", "MLSTMLayer", "State"]
+__all__ = ["Linear", "MLSTMCell", "MLSTMLayer", "State"]

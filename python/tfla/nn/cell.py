@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tfla import distributed
 from tfla._options import Gate, Normalizer
+from tfla.nn.linear import fused
 from tfla.ops import State, mlstm, mlstm_step
 
 Mode = Literal["train", "prefill", "decode"]
@@ -27,8 +30,10 @@ class _Gate(nn.Linear):
         self.bias.copy_(torch.linspace(*self.biases, self.out_features))
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.biased(F.linear(x, self.weight.to(x.dtype)))
+
+    def biased(self, product: Tensor) -> Tensor:
         # The bias is the larger part; added in float32 it is not rounded to 16 bits under autocast.
-        product = F.linear(x, self.weight)
         return product + self.bias if product.dtype == torch.float64 else product.float() + self.bias.float()
 
 
@@ -37,7 +42,12 @@ class MLSTMCell(nn.Module):
 
     Gate weights begin at zero and biases at -10 (input) and linspace(3, 6) over heads (forget), so that a new cell
     remembers long and takes up input slowly; pre-activations are capped softly at `soft_cap`.
+
+    With `track_gates` the attribute `input_gate_max` holds the largest input gate pre-activation, after the cap, of the
+    last call that was not decoding.
     """
+
+    input_gate_max: Tensor
 
     def __init__(
         self,
@@ -50,9 +60,19 @@ class MLSTMCell(nn.Module):
         soft_cap: float | None = 15.0,
         chunk_size: int | None = None,
         exact_normalizer_grad: bool = False,
+        input_gate_bias: float = -10.0,
+        forget_gate_bias: tuple[float, float] = (3.0, 6.0),
+        train_input_gate: bool = True,
+        reset: float = float("-inf"),
+        track_gates: bool = False,
+        fuse: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        """reset: the forget gate's pre-activation, after the cap, where `starts` is set; -inf clears the state.
+
+        fuse: one product for both gates, whose weights stay separate parameters.
+        """
         super().__init__()
         self.heads = heads
         self.gate: Gate = gate
@@ -61,8 +81,10 @@ class MLSTMCell(nn.Module):
         self.soft_cap = soft_cap
         self.chunk_size = chunk_size
         self.exact_normalizer_grad = exact_normalizer_grad
-        self.input_gate = _Gate(dim, heads, (-10.0, -10.0), device=device, dtype=dtype)
-        self.forget_gate = _Gate(dim, heads, (3.0, 6.0), device=device, dtype=dtype)
+        self.reset, self.track_gates, self.fuse = reset, track_gates, fuse
+        self.input_gate = _Gate(dim, heads, (input_gate_bias, input_gate_bias), device=device, dtype=dtype)
+        self.input_gate.requires_grad_(train_input_gate)
+        self.forget_gate = _Gate(dim, heads, forget_gate_bias, device=device, dtype=dtype)
 
     def forward(
         self,
@@ -75,15 +97,24 @@ class MLSTMCell(nn.Module):
         mode: Mode = "train",
         cu_seqlens: Tensor | None = None,
         slots: Tensor | None = None,
+        starts: Tensor | None = None,
+        group: dist.ProcessGroup | None = None,
     ) -> tuple[Tensor, State | None]:
         """h (B,T,H,dhv) and the state after it, for x (B,T,dim), q, k (B,T,Hqk,dqk), v (B,T,H,dhv).
 
         mode "train" returns no state; "prefill" returns one; "decode" updates the given one in place and returns it.
+        starts (B,T) bool: first tokens of documents, where the state is reset. group: the tokens are this rank's
+        stretch of a sequence that lies on the ranks of the group (context parallel).
         """
-        i, f = self.input_gate(x), self.forget_gate(x)
+        if self.fuse:
+            gates = (self.input_gate, self.forget_gate)
+            i, f = (gate.biased(product) for gate, product in zip(gates, fused(x, *gates), strict=True))
+        else:
+            i, f = self.input_gate(x), self.forget_gate(x)
+        soft_cap = self.soft_cap
         if mode == "decode":
-            if state is None or cu_seqlens is not None:
-                raise ValueError("tfla: mode is 'decode', which needs state and takes no cu_seqlens")
+            if state is None or cu_seqlens is not None or starts is not None or group is not None:
+                raise ValueError("tfla: mode is 'decode', which needs state and takes no cu_seqlens, starts or group")
             h = mlstm_step(
                 q, k, v, i, f, state, gate=self.gate, normalizer=self.normalizer, slots=slots, eps=self.eps,
                 soft_cap=self.soft_cap,
@@ -93,16 +124,30 @@ class MLSTMCell(nn.Module):
             raise ValueError(f"tfla: mode is {mode!r}; it must be 'train', 'prefill' or 'decode'")
         if slots is not None:
             raise ValueError(f"tfla: slots is given with mode {mode!r}; only 'decode' takes slots")
+        if self.track_gates:
+            largest = i.detach().amax()
+            self.input_gate_max = largest if soft_cap is None else soft_cap * torch.tanh(largest / soft_cap)
+        if starts is not None:
+            # A reset is below the cap, so the cap cannot be left to the operator.
+            if soft_cap is not None:
+                i, f = (soft_cap * torch.tanh(gate / soft_cap) for gate in (i, f))
+                soft_cap = None
+            f = f.masked_fill(starts.unsqueeze(-1), self.reset)
         options: dict[str, Any] = {
             "gate": self.gate,
             "normalizer": self.normalizer,
             "initial_state": state,
-            "cu_seqlens": cu_seqlens,
             "chunk_size": self.chunk_size,
             "eps": self.eps,
-            "soft_cap": self.soft_cap,
+            "soft_cap": soft_cap,
             "exact_normalizer_grad": self.exact_normalizer_grad,
         }
+        if group is not None:
+            if cu_seqlens is not None:
+                raise ValueError("tfla: cu_seqlens is given with group; context parallel separates documents by starts")
+            result = distributed.mlstm(q, k, v, i, f, group=group, output_final_state=mode == "prefill", **options)
+            return result if isinstance(result, tuple) else (result, None)
+        options["cu_seqlens"] = cu_seqlens
         if mode == "prefill":
             return mlstm(q, k, v, i, f, output_final_state=True, **options)
         return mlstm(q, k, v, i, f, **options), None

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tfla._options import Gate, Normalizer
 from tfla.nn.cell import MLSTMCell, Mode
+from tfla.nn.linear import Linear, fused
 from tfla.ops import State
 
 
@@ -40,10 +42,20 @@ class MLSTMLayer(nn.Module):
         bias: bool = False,
         chunk_size: int | None = None,
         exact_normalizer_grad: bool = False,
+        input_gate_bias: float = -10.0,
+        forget_gate_bias: tuple[float, float] = (3.0, 6.0),
+        train_input_gate: bool = True,
+        reset: float = float("-inf"),
+        track_gates: bool = False,
+        fuse: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """qk_factor, v_factor: dimension of all query/key heads and of all value heads, as multiples of dim."""
+        """qk_factor, v_factor: dimension of all query/key heads and of all value heads, as multiples of dim.
+
+        input_gate_bias, forget_gate_bias, train_input_gate, reset, track_gates: of the cell. fuse: one product for q,
+        k, v and output gate, and one for the gates; their weights stay separate parameters.
+        """
         super().__init__()
         qk_dim, v_dim = round(qk_factor * dim), round(v_factor * dim)
         for name, size in (("qk_factor", qk_dim), ("v_factor", v_dim)):
@@ -56,14 +68,20 @@ class MLSTMLayer(nn.Module):
         self.heads, self.dqk, self.dhv = heads, qk_dim // heads, v_dim // heads
         self.norm, self.norm_eps = norm, norm_eps
 
+        if fuse and bias:
+            raise ValueError("tfla: fuse is given with bias; only projections without bias are fused")
+        self.fuse = fuse
+
         def linear(inputs: int, outputs: int) -> nn.Linear:
-            return nn.Linear(inputs, outputs, bias=bias, device=device, dtype=dtype)
+            return Linear(inputs, outputs, bias=bias, device=device, dtype=dtype)
 
         self.q, self.k, self.v = linear(dim, qk_dim), linear(dim, qk_dim), linear(dim, v_dim)
         self.output_gate = linear(dim, v_dim)
         self.cell = MLSTMCell(
             dim, heads, gate=gate, normalizer=normalizer, eps=eps, soft_cap=soft_cap, chunk_size=chunk_size,
-            exact_normalizer_grad=exact_normalizer_grad, device=device, dtype=dtype,
+            exact_normalizer_grad=exact_normalizer_grad, input_gate_bias=input_gate_bias,
+            forget_gate_bias=forget_gate_bias, train_input_gate=train_input_gate, reset=reset, track_gates=track_gates,
+            fuse=fuse, device=device, dtype=dtype,
         )  # fmt: skip
         self.norm_weight = nn.Parameter(torch.empty(v_dim, device=device, dtype=dtype))
         self.out = linear(v_dim, dim)
@@ -82,15 +100,24 @@ class MLSTMLayer(nn.Module):
         mode: Mode = "train",
         cu_seqlens: Tensor | None = None,
         slots: Tensor | None = None,
+        starts: Tensor | None = None,
+        group: dist.ProcessGroup | None = None,
     ) -> Tensor | tuple[Tensor, State]:
-        """y; with mode "prefill" the pair (y, state). All modes come through here, so that hooks (FSDP) see them."""
+        """y; with mode "prefill" the pair (y, state). All modes come through here, so that hooks (FSDP) see them.
+
+        cu_seqlens, slots, starts, group: as in `MLSTMCell.forward`.
+        """
         one_token = mode == "decode" and x.dim() == 2
         if one_token:
             x = x.unsqueeze(1)
-        q, k = (project(x).unflatten(-1, (self.heads, self.dqk)) for project in (self.q, self.k))
-        v = self.v(x).unflatten(-1, (self.heads, self.dhv))
-        h, after = self.cell(x, q, k, v, state, mode=mode, cu_seqlens=cu_seqlens, slots=slots)
-        y = self.out(torch.sigmoid(self.output_gate(x)) * self._normalized(h))
+        projections = (self.q, self.k, self.v, self.output_gate)
+        q, k, v, o = fused(x, *projections) if self.fuse else (project(x) for project in projections)
+        q, k = (y.unflatten(-1, (self.heads, self.dqk)) for y in (q, k))
+        v = v.unflatten(-1, (self.heads, self.dhv))
+        h, after = self.cell(
+            x, q, k, v, state, mode=mode, cu_seqlens=cu_seqlens, slots=slots, starts=starts, group=group
+        )
+        y = self.out(torch.sigmoid(o) * self._normalized(h))
         if one_token:
             y = y.squeeze(1)
         return (y, after) if mode == "prefill" else y
@@ -113,4 +140,5 @@ class MLSTMLayer(nn.Module):
 
     def _normalized(self, h: Tensor) -> Tensor:
         function = F.layer_norm if self.norm == "layer" else F.rms_norm
-        return function(h, (self.dhv,), eps=self.norm_eps).flatten(-2) * self.norm_weight
+        normalized = function(h, (self.dhv,), eps=self.norm_eps).flatten(-2)
+        return normalized * self.norm_weight.to(normalized.dtype)

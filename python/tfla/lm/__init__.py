@@ -1,0 +1,20 @@
+"""Language models on the mLSTM: the paper's xLSTM, its training recipe, evaluation and generation.
+
+python -m tfla.lm --help
+"""
+
+from tfla.lm.config import PRESETS, RECIPES, ModelConfig, Recipe, preset, recipe
+from tfla.lm.layers import Documents
+from tfla.lm.model import LanguageModel, Losses
+
+__all__ = [
+    "PRESETS",
+    "RECIPES",
+    "Documents",
+    "LanguageModel",
+    "Losses",
+    "ModelConfig",
+    "Recipe",
+    "preset",
+    "recipe",
+]

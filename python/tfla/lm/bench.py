@@ -1,0 +1,297 @@
+"""Time of a training step: tfla's xLSTM, the published xlstm package, and the Transformer, in one process.
+
+A step is forward, loss, backward, clipping and AdamW, on rows of random tokens, with float32 master weights. All
+subjects share loss, clipping and optimizer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tfla._options import unknown
+from tfla.lm.config import ModelConfig, Recipe, preset, recipe
+from tfla.lm.loss import cross_entropy
+from tfla.lm.metrics import flops_per_token, peak_flops
+from tfla.lm.model import LanguageModel
+from tfla.lm.optimizer import make_optimizer
+from tfla.lm.parallel import World, spread
+
+SUBJECTS = ("exp", "sigmoid", "xlstm", "transformer")
+XLSTM_KERNELS = {
+    "cuda": ("chunkwise--triton_xl_chunk", "native_sequence__triton", "triton"),
+    "cpu": ("chunkwise--native_autograd", "native_sequence__native", "native"),
+}
+# Kernels of the sequence layer, by their names in a profile.
+KERNELS = {
+    "exp": r"tfla::",
+    "sigmoid": r"tfla::",
+    "xlstm": r"mlstm",
+    "transformer": r"flash|fmha|sdpa|scaled_dot_product|attention|cudnn.*attn",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    size: str
+    context: int = 8192
+    batch: int = 8
+    steps: int = 5
+    compile: bool = True
+    fuse: bool = False
+    checkpoint_activations: bool = False
+    device: str = "cuda"
+    vocab: int | None = None  # None: the preset's
+    layers: int | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.device == "cuda" else torch.float32
+
+
+class Published(nn.Module):
+    """xlstm's own model and kernels, with the loss all subjects share. Its master weights are float32 by autocast."""
+
+    def __init__(self, config: ModelConfig, options: Options) -> None:
+        super().__init__()
+        package: Any = importlib.import_module("xlstm.xlstm_large.model")
+        chunkwise, sequence, step = XLSTM_KERNELS[options.device]
+        # It returns its states, as its own layer takes for granted; 128 is the paper's chunk size for this kernel.
+        self.model = package.xLSTMLarge(
+            package.xLSTMLargeConfig(
+                embedding_dim=config.dim,
+                num_heads=config.heads,
+                num_blocks=config.layers,
+                vocab_size=config.vocab,
+                mode="train",
+                return_last_states=True,
+                chunkwise_kernel=chunkwise,
+                sequence_kernel=sequence,
+                step_kernel=step,
+                chunk_size=128,
+            )  # fmt: skip
+        )
+        self.options = options
+        self.cap = config.logit_soft_cap
+        if options.compile:
+            for block in self.model.backbone.blocks:
+                block.compile()
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        with torch.autocast(self.options.device, dtype=self.options.dtype, enabled=self.options.dtype != torch.float32):
+            x, _ = self.model.backbone(self.model.embedding(tokens))
+        x = x.flatten(0, 1).to(self.options.dtype)
+        compiled = self.options.compile and self.options.device == "cuda"
+        return cross_entropy(x, self.model.lm_head.weight, targets.flatten(), self.cap, compiled=compiled)
+
+
+class Ours(nn.Module):
+    def __init__(self, config: ModelConfig, options: Options, training: Recipe) -> None:
+        super().__init__()
+        model = LanguageModel(config, options.dtype)
+        self.model = spread(model, training, World(device=torch.device(options.device)))
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        return self.model(tokens, targets).total
+
+
+def model_config(subject: str, options: Options) -> ModelConfig:
+    changes: dict[str, Any] = {"fuse": options.fuse}
+    if options.vocab is not None:
+        changes["vocab"] = options.vocab
+    if options.layers is not None:
+        changes["layers"] = options.layers
+    if subject == "transformer":
+        return preset(options.size, kind="transformer", **changes)
+    if subject not in SUBJECTS:
+        raise unknown("models", subject, SUBJECTS)
+    return preset(options.size, gate="sigmoid" if subject == "sigmoid" else "exp", **changes)
+
+
+def missing(subject: str, device: str) -> str | None:
+    """Why a subject cannot be measured here."""
+    if subject != "xlstm":
+        return None
+    try:
+        importlib.import_module("xlstm.xlstm_large.model")
+        if device == "cuda":
+            importlib.import_module("triton")
+    except ImportError as error:
+        return f"not installed: {error}"
+    return None
+
+
+def fastest_attention(config: ModelConfig, options: Options) -> tuple[str, Any]:
+    """PyTorch's attention backend with the shortest forward and backward at this shape."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    if options.device != "cuda":
+        return "default", contextlib.nullcontext
+    shape = (options.batch, config.heads, options.context, config.dim // config.heads)
+    q, k, v = (torch.randn(shape, device="cuda", dtype=options.dtype, requires_grad=True) for _ in range(3))
+    times = {}
+    for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
+
+        def call(backend: Any = backend) -> None:
+            with sdpa_kernel(backend):
+                F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+
+        try:
+            times[backend] = median_seconds(call, 3, "cuda")
+        except RuntimeError:  # not available for this shape or GPU
+            continue
+    best = min(times, key=lambda backend: times[backend])
+    return best.name, lambda: sdpa_kernel(best)
+
+
+def median_seconds(call: Callable[[], object], repetitions: int, device: str, warmup: int = 2) -> float:
+    times = []
+    for repetition in range(warmup + repetitions):
+        if device == "cuda":
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            call()
+            end.record()
+            end.synchronize()
+            seconds = begin.elapsed_time(end) * 1e-3
+        else:
+            start = time.perf_counter()
+            call()
+            seconds = time.perf_counter() - start
+        if repetition >= warmup:
+            times.append(seconds)
+    return sorted(times)[len(times) // 2]
+
+
+def kernel_seconds(call: Callable[[], object], pattern: str, device: str) -> tuple[float, list[tuple[str, float]]]:
+    """Device time of kernels that match the pattern in one call, and the ten longest kernels, by torch's profiler."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CUDA] if device == "cuda" else [ProfilerActivity.CPU]
+    with profile(activities=activities) as profiler:
+        call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+    wanted = DeviceType.CUDA if device == "cuda" else DeviceType.CPU
+    rows = [
+        (row.key, (row.self_device_time_total if device == "cuda" else row.self_cpu_time_total) * 1e-6)
+        for row in profiler.key_averages()
+        if row.device_type == wanted
+    ]
+    matching = sum(seconds for name, seconds in rows if re.search(pattern, name, re.IGNORECASE))
+    return matching, sorted(rows, key=lambda row: -row[1])[:10]
+
+
+def measure(subject: str, options: Options) -> dict[str, Any]:
+    """One subject's row of the table."""
+    torch.manual_seed(0)
+    config = model_config(subject, options)
+    training = recipe(
+        options.size, lr=1e-4, batch=options.batch, steps=10_000, context=options.context, warmup=0, cooldown=0,
+        compile=options.compile, checkpoint_activations=options.checkpoint_activations,
+    )  # fmt: skip
+    attention, context = (
+        fastest_attention(config, options) if subject == "transformer" else (None, contextlib.nullcontext)
+    )
+    with torch.device(options.device):
+        module = Published(config, options) if subject == "xlstm" else Ours(config, options, training)
+    optimizer = make_optimizer(module, training)
+    tokens = torch.randint(0, config.vocab, (options.batch, options.context + 1), device=options.device)
+    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    count = inputs.numel()
+    losses = []
+
+    def step() -> None:
+        loss = module(inputs, targets) / count
+        loss.backward()
+        nn.utils.clip_grad_norm_(module.parameters(), training.clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.detach())
+
+    if options.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    with context():
+        seconds = median_seconds(step, options.steps, options.device)
+        kernels, longest = kernel_seconds(step, KERNELS[subject], options.device)
+    peak = peak_flops(torch.device(options.device))
+    rate = count / seconds
+    mfu = None if peak is None else rate * flops_per_token(config, options.context) / peak
+    return {
+        "model": subject, "size": options.size, "heads": config.heads, "milliseconds": 1e3 * seconds,
+        "tokens_per_second": rate, "mfu": mfu,
+        "kernel_milliseconds": 1e3 * kernels, "kernel_share": kernels / seconds, "loss": losses[-1].item(),
+        "attention": attention, "longest_kernels": [[name[:120], 1e3 * value] for name, value in longest],
+        "peak_gigabytes": torch.cuda.max_memory_allocated() / 1e9 if options.device == "cuda" else None,
+    }  # fmt: skip
+
+
+def release() -> None:
+    torch.compiler.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def compare(subjects: tuple[str, ...], options: Options, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """All subjects at one size and one batch: where one of them runs out of memory, the batch is halved for all."""
+    rows: dict[str, dict[str, Any]] = {}
+    # The one that needs the most memory goes first, so that less is measured in vain.
+    for subject in sorted(subjects, key=lambda name: name != "xlstm"):
+        reason = missing(subject, options.device)
+        if reason is not None:
+            rows[subject] = {"model": subject, "size": options.size, "failed": reason}
+            continue
+        say(f"{options.size} {subject}, batch {options.batch}")
+        row = _attempt(subject, options)
+        if row is not None and "failed" in row and options.compile:
+            say(f"{options.size} {subject} fails under torch.compile: without it")
+            reason, row = row["failed"], _attempt(subject, replace(options, compile=False))
+            row = None if row is None else {**row, "not_compiled": reason}
+        if row is None and options.batch > 1:
+            say(f"{options.size} {subject} does not fit with a batch of {options.batch}: all again with half of it")
+            return compare(subjects, replace(options, batch=options.batch // 2), say)
+        rows[subject] = row or {"model": subject, "size": options.size, "failed": "out of memory"}
+    return [rows[subject] for subject in subjects]
+
+
+def _attempt(subject: str, options: Options) -> dict[str, Any] | None:
+    """A row; None where memory does not suffice."""
+    row: dict[str, Any] | None = None
+    try:
+        row = {**measure(subject, options), "batch": options.batch, "context": options.context}
+    except torch.cuda.OutOfMemoryError:
+        pass
+    except Exception as error:  # a peer that cannot run here is reported, not hidden
+        if subject != "xlstm":
+            raise
+        row = {"model": subject, "size": options.size, "failed": str(error).strip().splitlines()[0][:200]}
+    release()  # out here: an error that is being handled holds on to the model
+    return row
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = ["| size | model | batch | ms | tokens/s | MFU | kernels ms | kernels % | GB |", "|" + "---|" * 9]
+    for row in rows:
+        if "failed" in row:
+            lines.append(f"| {row['size']} | {row['model']} | {row['failed']} |" + " |" * 6)
+            continue
+        mfu = "" if row["mfu"] is None else f"{100 * row['mfu']:.1f} %"
+        memory = "" if row["peak_gigabytes"] is None else f"{row['peak_gigabytes']:.1f}"
+        lines.append(
+            f"| {row['size']} | {row['model']} | {row['batch']} | {row['milliseconds']:.1f} "
+            f"| {row['tokens_per_second']:,.0f} | {mfu} | {row['kernel_milliseconds']:.1f} "
+            f"| {100 * row['kernel_share']:.1f} | {memory} |"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,232 @@
+"""Weights in the layouts of the package xlstm and of Hugging Face transformers, as safetensors, there and back."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from tfla._options import unknown
+from tfla.lm.config import InputGate, ModelConfig, feed_forward_dim
+from tfla.lm.model import LanguageModel
+
+Layout = Literal["xlstm", "huggingface"]
+EMBEDDING = {"xlstm": "embedding.weight", "huggingface": "backbone.embeddings.weight"}
+# Ours to theirs, inside a block.
+BLOCK = {
+    "norm_mix.weight": "norm_mlstm.weight",
+    "norm_ffn.weight": "norm_ffn.weight",
+    "mix.q.weight": "mlstm_layer.q.weight",
+    "mix.k.weight": "mlstm_layer.k.weight",
+    "mix.v.weight": "mlstm_layer.v.weight",
+    "mix.output_gate.weight": "mlstm_layer.ogate_preact.weight",
+    "mix.cell.input_gate.weight": "mlstm_layer.igate_preact.weight",
+    "mix.cell.input_gate.bias": "mlstm_layer.igate_preact.bias",
+    "mix.cell.forget_gate.weight": "mlstm_layer.fgate_preact.weight",
+    "mix.cell.forget_gate.bias": "mlstm_layer.fgate_preact.bias",
+    "mix.norm_weight": "mlstm_layer.multihead_norm.weight",
+    "mix.out.weight": "mlstm_layer.out_proj.weight",
+    "ffn.gate.weight": "ffn.proj_up_gate.weight",
+    "ffn.up.weight": "ffn.proj_up.weight",
+    "ffn.down.weight": "ffn.proj_down.weight",
+}
+KERNELS = {
+    "xlstm": ("chunkwise--triton_limit_chunk", "native_sequence__triton", "triton"),
+    "huggingface": ("chunkwise--native_autograd", "native_sequence__native", "native"),
+}
+SIGMOID_KERNEL = "chunkwise--triton_xl_chunk_siging"
+
+
+def key_map(config: ModelConfig, layout: Layout) -> dict[str, str]:
+    """Their key of each of ours."""
+    keys = {"embedding.weight": EMBEDDING[layout], "norm.weight": "backbone.out_norm.weight"}
+    keys["head.weight"] = "lm_head.weight"
+    for layer in range(config.layers):
+        keys |= {f"blocks.{layer}.{ours}": f"backbone.blocks.{layer}.{theirs}" for ours, theirs in BLOCK.items()}
+    return keys
+
+
+def export_config(config: ModelConfig, layout: Layout, eod: int | None = None) -> dict[str, Any]:
+    """Their config of our model, or a refusal that names what it cannot say."""
+    if layout not in KERNELS:
+        raise unknown("layout", layout, tuple(KERNELS))
+    refused = {
+        "kind": config.kind != "xlstm",
+        "cell_norm": config.cell_norm != "layer",
+        "cell_norm_eps": config.cell_norm_eps != config.norm_eps,
+        "gate_soft_cap": config.gate_soft_cap is None,
+        "logit_soft_cap": config.logit_soft_cap is None,
+        "normalizer": (config.normalizer or ("max" if config.gate == "exp" else "none")) != "max",
+    }
+    for name, bad in refused.items():
+        if bad:
+            value = getattr(config, name)
+            raise ValueError(
+                f"tfla: {name} is {value!r}, which the layout {layout!r} cannot say; only its own can be exported"
+            )
+    factor, multiple = 2.6667, 64
+    if config.feed_forward != feed_forward_dim(config.dim):
+        factor, multiple = (config.feed_forward + 0.5) / config.dim, 1
+    chunkwise, sequence, step = KERNELS[layout]
+    theirs: dict[str, Any] = {
+        "embedding_dim": config.dim, "num_heads": config.heads, "num_blocks": config.layers, "vocab_size": config.vocab,
+        "use_bias": False, "norm_eps": config.norm_eps, "norm_reduction_force_float32": True, "add_out_norm": True,
+        "qk_dim_factor": config.qk_factor, "v_dim_factor": config.v_factor,
+        "chunkwise_kernel": SIGMOID_KERNEL if config.gate == "sigmoid" else chunkwise, "sequence_kernel": sequence,
+        "step_kernel": step, "mode": "inference", "chunk_size": 64, "return_last_states": True,
+        "autocast_kernel_dtype": "bfloat16", "eps": config.eps, "inference_state_dtype": "float32",
+        "ffn_proj_factor": factor, "ffn_round_up_to_multiple_of": multiple, "gate_soft_cap": config.gate_soft_cap,
+        "output_logit_soft_cap": config.logit_soft_cap, "weight_mode": "single",
+    }  # fmt: skip
+    if layout == "huggingface":
+        # Both names of each pair: one alone leaves the other at its default there.
+        theirs |= {"hidden_size": config.dim, "num_hidden_layers": config.layers, "model_type": "xlstm"}
+        theirs |= {
+            "architectures": ["xLSTMForCausalLM"],
+            "tie_word_embeddings": False,
+            "max_inference_chunksize": 16384,
+        }
+        if eod is not None:
+            theirs |= {"bos_token_id": eod, "eos_token_id": eod, "pad_token_id": eod}
+    return theirs
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError:
+        raise ImportError("tfla: export and import need the package safetensors; pip install safetensors") from None
+    return safetensors.torch
+
+
+def _yaml(values: dict[str, Any]) -> str:
+    """YAML reads 1e-06 as a text; with a point it is a number."""
+
+    def scalar(value: Any) -> str:
+        text = json.dumps(value)
+        return re.sub(r"^(-?\d+)e", r"\1.0e", text) if isinstance(value, float) else text
+
+    return "".join(f"{name}: {scalar(value)}\n" for name, value in values.items())
+
+
+def export(
+    model: LanguageModel, out: Path, layout: Layout, *, dtype: torch.dtype = torch.float32, eod: int | None = None
+) -> None:
+    """A folder that xlstm's load_from_pretrained, or transformers' from_pretrained, takes."""
+    config = export_config(model.config, layout, eod)
+    if out.exists():
+        raise FileExistsError(f"tfla: {out} exists; give another folder, or remove it")
+    weights = model.state_dict()
+    theirs = {name: weights[ours].to(dtype).contiguous() for ours, name in key_map(model.config, layout).items()}
+    out.mkdir(parents=True)
+    _safetensors().save_file(theirs, out / "model.safetensors", metadata={"format": "pt"})
+    if layout == "xlstm":
+        (out / "config.yaml").write_text(_yaml(config))
+    else:
+        config["torch_dtype"] = str(dtype).removeprefix("torch.")
+        (out / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    if not path.is_dir():
+        raise FileNotFoundError(f"tfla: {path} is not a folder with model.safetensors")
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(f"tfla: {path} holds no .safetensors file")
+    index = path / "model.safetensors.index.json"
+    if index.exists():
+        files = [path / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    weights: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            weights |= _safetensors().load_file(file)
+        except FileNotFoundError:
+            raise FileNotFoundError(f"tfla: {file} is missing; the index names it") from None
+        except Exception as error:  # the library's own error type
+            raise ValueError(f"tfla: {file} is not safetensors, or it was cut off: {error}") from None
+    for name in ("config.json", "config.yaml"):
+        if (path / name).exists():
+            return weights, _read_config(path / name)
+    raise FileNotFoundError(f"tfla: {path} has neither config.json nor config.yaml")
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    if file.suffix == ".json":
+        return json.loads(file.read_text())
+    try:
+        yaml: Any = importlib.import_module("yaml")
+    except ImportError:
+        raise ImportError("tfla: config.yaml needs the package PyYAML; pip install PyYAML") from None
+    return yaml.safe_load(file.read_text())
+
+
+def _separate(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Fused weights (weight_mode "fused") as separate ones."""
+    result = dict(weights)
+    for key in weights:
+        prefix, _, name = key.rpartition(".")
+        stem, _, last = prefix.rpartition(".")
+        if last == "qkv_opreact":
+            value_dim = weights[f"{stem}.multihead_norm.weight"].shape[0]
+            whole = result.pop(key)
+            qk_dim = (whole.shape[0] - 2 * value_dim) // 2
+            parts = whole.split([qk_dim, qk_dim, value_dim, value_dim])
+            result |= {
+                f"{stem}.{part}.{name}": x for part, x in zip(("q", "k", "v", "ogate_preact"), parts, strict=True)
+            }
+        elif last == "ifgate_preact":
+            parts = result.pop(key).chunk(2)
+            result |= {
+                f"{stem}.{part}.{name}": x for part, x in zip(("igate_preact", "fgate_preact"), parts, strict=True)
+            }
+        elif last == "proj_up_gate_z":
+            parts = result.pop(key).chunk(2)
+            result |= {f"{stem}.{part}.{name}": x for part, x in zip(("proj_up_gate", "proj_up"), parts, strict=True)}
+    return result
+
+
+def import_model(path: Path) -> LanguageModel:
+    """A model from either layout. Sizes come from the weights, the rest from the config."""
+    weights, given = _read(path)
+    weights = _separate(weights)
+    layout: Layout = "huggingface" if EMBEDDING["huggingface"] in weights else "xlstm"
+    blocks = [int(match[1]) for key in weights if (match := re.match(r"backbone\.blocks\.(\d+)\.", key))]
+    parts = ("ffn.proj_up.weight", "mlstm_layer.igate_preact.bias", "mlstm_layer.q.weight", "mlstm_layer.v.weight")
+    required = (EMBEDDING[layout], *(f"backbone.blocks.0.{part}" for part in parts))
+    for key in required:
+        if key not in weights:
+            raise ValueError(f"tfla: {path} has no weight {key}; it is not an xLSTM of a published layout")
+    vocab, dim = weights[EMBEDDING[layout]].shape
+    hidden, heads, qk, v = (weights[key].shape[0] for key in required[1:])
+
+    def number(name: str, default: float) -> float:
+        return float(given.get(name, default))
+
+    kernel = str(given.get("chunkwise_kernel", ""))
+    gate: InputGate = "sigmoid" if "siging" in kernel else "exp"
+    norm_eps = number("norm_eps", 1e-6)
+    config = ModelConfig(
+        layers=max(blocks) + 1, dim=dim, heads=heads, vocab=vocab, ffn_dim=hidden, qk_factor=qk / dim, v_factor=v / dim,
+        gate=gate, normalizer="max" if gate == "sigmoid" else None, eps=number("eps", 1e-6), norm_eps=norm_eps,
+        cell_norm_eps=norm_eps, gate_soft_cap=number("gate_soft_cap", 15.0),
+        logit_soft_cap=number("output_logit_soft_cap", 30.0),
+    )  # fmt: skip
+    keys = key_map(config, layout)
+    missing = sorted(set(keys.values()) - weights.keys())
+    extra = sorted(weights.keys() - set(keys.values()))
+    if missing or extra:
+        what = f"no weight {missing[0]}" if missing else f"a weight {extra[0]} that tfla.lm has no place for"
+        raise ValueError(f"tfla: {path} has {what}")
+    model = LanguageModel(config)
+    state = {ours: weights[theirs].float() for ours, theirs in keys.items()}
+    for name, parameter in model.state_dict().items():
+        if state[name].shape != parameter.shape:
+            shapes = f"{tuple(state[name].shape)}; it must be {tuple(parameter.shape)}"
+            raise ValueError(f"tfla: {keys[name]} of {path} has shape {shapes}")
+    model.load_state_dict(state)
+    return model

@@ -1,0 +1,123 @@
+"""What is reported of a run: floating-point operations against the peak, log files, a line of progress."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tfla.lm.config import ModelConfig
+
+# Dense bfloat16 peaks of the tensor cores, FLOP/s, by a part of the device's name.
+PEAKS = {"B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40": 181e12}
+
+
+def flops_per_token(config: ModelConfig, context: int) -> float:
+    """Of training, forward and backward: six per weight of a matrix product, and the sequence layer's own.
+
+    mLSTM: k v^T and C^T q of the recurrence, whatever more a chunkwise kernel does. Attention: the causal half.
+    """
+    dim, hidden = config.dim, config.feed_forward
+    if config.kind == "xlstm":
+        qk, v = config.qk_factor * dim, config.v_factor * dim
+        weights = dim * (2 * qk + 3 * v + 2 * config.heads)
+        mixing = 4 * qk * v / config.heads
+    else:
+        weights, mixing = 4 * dim * dim, 2 * context * dim
+    per_layer = 2 * (weights + 3 * dim * hidden) + mixing
+    return 3 * (config.layers * per_layer + 2 * dim * config.vocab)
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Of one device: a GPU's from the table; a CPU's is what a matrix product of torch reaches."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        return next((peak for part, peak in PEAKS.items() if part in name), None)
+    size, best = 1024, float("inf")
+    a = torch.randn(size, size)
+    for _ in range(20):
+        begin = time.perf_counter()
+        a @ a
+        best = min(best, time.perf_counter() - begin)
+    return 2 * size**3 / best
+
+
+class Log:
+    """JSON lines in RUN/log.jsonl and, where tensorboard is installed, RUN/tensorboard."""
+
+    def __init__(self, run: Path, step: int, tensorboard: bool) -> None:
+        """step: where the run goes on; lines of steps from there on, of a run that went further, are dropped."""
+        run.mkdir(parents=True, exist_ok=True)
+        path = run / "log.jsonl"
+        kept = [line for line in read_log(path) if line["step"] <= step] if step else []
+        path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        self._file = path.open("a")
+        self._board = self._open_board(run / "tensorboard", step) if tensorboard else None
+
+    @staticmethod
+    def _open_board(directory: Path, step: int) -> Any:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            return None
+        return SummaryWriter(str(directory), purge_step=step + 1 if step else None)
+
+    def write(self, line: dict[str, Any]) -> None:
+        self._file.write(json.dumps(line) + "\n")
+        if self._board is not None:
+            for name, value in line.items():
+                if name != "step" and isinstance(value, (int, float)):
+                    self._board.add_scalar(name, value, line["step"])
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Lines of a log; a last one that was cut off by a crash is left out."""
+    if not path.exists():
+        return []
+    lines = []
+    for line in path.read_text().splitlines():
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return lines
+
+
+class Progress:
+    """One line that is rewritten on a terminal; elsewhere a line now and then."""
+
+    def __init__(self, steps: int, enabled: bool) -> None:
+        self.steps, self.enabled = steps, enabled
+        self._terminal = sys.stderr.isatty()
+        self._shown = 0.0
+
+    def show(self, step: int, words: str) -> None:
+        now = time.monotonic()
+        if not self.enabled or (not self._terminal and now - self._shown < 10 and step != self.steps):
+            return
+        self._shown = now
+        done = round(24 * step / self.steps)
+        bar = "#" * done + "." * (24 - done)
+        text = f"{bar} {step}/{self.steps}  {words}"
+        print(
+            f"\r\x1b[K{text}" if self._terminal else text,
+            end="" if self._terminal else "\n",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def close(self) -> None:
+        if self.enabled and self._terminal:
+            print(file=sys.stderr)

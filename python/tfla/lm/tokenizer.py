@@ -1,0 +1,113 @@
+"""Text to tokens and back: bytes, or a tokenizer.json through the tokenizers library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+EOD_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<eod>")
+
+
+class Tokenizer(Protocol):
+    size: int  # number of tokens, the end-of-document token included
+    eod: int
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]: ...
+    def decode(self, tokens: Sequence[int]) -> bytes: ...
+    def save(self, directory: Path) -> str: ...
+
+
+class Bytes:
+    """Every byte of the UTF-8 text is a token; the token after the last byte is the end of a document."""
+
+    size, eod = 257, 256
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return [list(text.encode()) for text in texts]
+
+    def decode(self, tokens: Sequence[int]) -> bytes:
+        return bytes(token for token in tokens if token < 256)
+
+    def save(self, directory: Path) -> str:
+        return "bytes"
+
+
+class TokenizerFile:
+    """A tokenizer.json. Names of special tokens inside a text are text."""
+
+    def __init__(self, tokenizer: Any, eod: str | int | None = None, origin: str = "the tokenizer") -> None:
+        names = (eod,) if isinstance(eod, str) else EOD_NAMES
+        ids = [eod] if isinstance(eod, int) else [tokenizer.token_to_id(name) for name in names]
+        found = next((token for token in ids if token is not None), None)
+        if found is None:
+            raise ValueError(f"tfla: {origin} has no token {' or '.join(names)}; name its end of document with --eod")
+        self.tokenizer, self.eod, self.size = tokenizer, found, tokenizer.get_vocab_size()
+        tokenizer.encode_special_tokens = True
+
+    @classmethod
+    def load(cls, path: Path, eod: str | int | None = None) -> TokenizerFile:
+        library = _library()
+        try:
+            tokenizer = library.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
+            raise ValueError(f"tfla: {path} is not a tokenizer.json: {error}") from None
+        return cls(tokenizer, eod, str(path))
+
+    @classmethod
+    def train(cls, texts: Iterable[str], size: int) -> TokenizerFile:
+        """A byte-level BPE, so that no text is without tokens."""
+        library = _library()
+        if size < 257:
+            raise ValueError(f"tfla: train_tokenizer is {size}; a byte-level BPE has at least 257 tokens")
+        tokenizer = library.Tokenizer(library.models.BPE())
+        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = library.decoders.ByteLevel()
+        trainer = library.trainers.BpeTrainer(
+            vocab_size=size, special_tokens=[EOD_NAMES[0]], show_progress=False,
+            initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
+        )  # fmt: skip
+        tokenizer.train_from_iterator(texts, trainer)
+        return cls(tokenizer)
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return [row.ids for row in self.tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+
+    def decode(self, tokens: Sequence[int]) -> bytes:
+        return self.tokenizer.decode(
+            [token for token in tokens if token < self.size], skip_special_tokens=True
+        ).encode()
+
+    def save(self, directory: Path) -> str:
+        self.tokenizer.save(str(directory / "tokenizer.json"))
+        return "tokenizer.json"
+
+
+def load(name: str, directory: Path, eod: int | None = None) -> Tokenizer:
+    """The tokenizer that a dataset or a checkpoint names; its file lies in the same folder."""
+    return Bytes() if name == "bytes" else TokenizerFile.load(directory / name, eod)
+
+
+def _library() -> Any:
+    try:
+        import tokenizers
+        import tokenizers.decoders
+        import tokenizers.models
+        import tokenizers.pre_tokenizers
+        import tokenizers.trainers
+    except ImportError:
+        raise ImportError("tfla: a tokenizer.json needs the package tokenizers; pip install tokenizers") from None
+    return tokenizers
+
+
+def stream(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
+    """Text as its tokens arrive: only whole characters, so that a character of several tokens is not torn."""
+    pending: list[int] = []
+    for token in tokens:
+        pending.append(token)
+        text = tokenizer.decode(pending).decode(errors="replace")
+        if not text.endswith("\ufffd") or len(pending) > 8:
+            yield text
+            pending.clear()
+    if pending:
+        yield tokenizer.decode(pending).decode(errors="replace")
