@@ -15,7 +15,14 @@ ROOT = Path(__file__).resolve().parent.parent
 TOTAL_TOKENS = 65_536
 LENGTHS = (512, 2048, 8192, 32_768, 65_536)
 HEADS, DQK, DHV = 16, 128, 256
-GATES = ("exp", "sig")
+# Batch, tokens, heads, dqk, dhv; timed without peers.
+OTHER_SHAPES = {
+    "8 heads of 256/512, T 8,192": (8, 8192, 8, 256, 512),
+    "4 heads of 128/256, T 65,536, batch 1": (1, 65_536, 4, 128, 256),
+    "64 heads of 64/64, T 8,192, batch 4": (4, 8192, 64, 64, 64),
+    "32 heads of 128/128, T 8,192, batch 4": (4, 8192, 32, 128, 128),
+    "16 heads of 256/256, T 8,192, batch 4": (4, 8192, 16, 256, 256),
+}
 
 EXAMPLES = """What it needs besides tfla is in benchmarks/requirements-gpu.txt.
 
@@ -41,11 +48,10 @@ def tfla_rows(program: Path, min_time: float, *options: str) -> dict[str, Any]:
     return json.loads(out.read_text())
 
 
-def tfla_sequences(program: Path, tokens: int, min_time: float) -> dict[str, dict[str, float]]:
-    shape = f"{TOTAL_TOKENS // tokens},{tokens},{HEADS},{DQK},{DHV}"
+def tfla_sequences(program: Path, shape: tuple[int, ...], min_time: float) -> dict[str, dict[str, float]]:
     rows: dict[str, dict[str, float]] = {}
     for operation in ("forward", "training"):
-        report = tfla_rows(program, min_time, "--op", operation, "--shape", shape)
+        report = tfla_rows(program, min_time, "--op", operation, "--shape", ",".join(map(str, shape)))
         for row in report["sequences"]:
             entry = rows.setdefault(f"tfla mLSTM{row['gate']}", {})
             entry[operation] = row["seconds"]["median"]
@@ -61,11 +67,15 @@ def measure(program: Path, lengths: tuple[int, ...], min_time: float) -> dict[st
     result["lengths"] = {}
     for tokens in lengths:
         say(f"T {tokens}: tfla")
-        rows = tfla_sequences(program, tokens, min_time)
+        rows = tfla_sequences(program, (TOTAL_TOKENS // tokens, tokens, HEADS, DQK, DHV), min_time)
         for peer in gpu_peers.sequence_peers():
             say(f"T {tokens}: {peer.name}")
             rows[peer.name] = peer.time(TOTAL_TOKENS // tokens, tokens, HEADS, DQK, DHV, min_time)
         result["lengths"][str(tokens)] = rows
+    result["other_shapes"] = {}
+    for name, shape in OTHER_SHAPES.items():
+        say(f"{name}: tfla")
+        result["other_shapes"][name] = tfla_sequences(program, shape, min_time)
     say("step: tfla")
     report = tfla_rows(program, min_time, "--op", "step", "--gate", "exp")
     result["about"]["tfla"] = {key: report[key] for key in ("tfla", "date", "gpu")}
