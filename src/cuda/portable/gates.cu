@@ -1,5 +1,7 @@
 // Stage `gates`: chunk table, the scan inside chunks, the scan over chunks, and the vectors every matrix kernel reads.
 // All in double: sums of log f reach the hundreds, and there are only T of them.
+#include <algorithm>
+
 #include "cuda/launch.h"
 #include "cuda/portable/device.cuh"
 
@@ -171,7 +173,8 @@ void launch_gates(const Call<Real>& call, cudaStream_t stream) {
   check_launch("chunk_scan");
   sequence_scan_kernel<<<static_cast<unsigned>(call.sequences * call.heads), scan_threads, 0, stream>>>(call);
   check_launch("sequence_scan");
-  gate_vectors_kernel<<<static_cast<unsigned>(call.numbers * call.heads), scan_threads, 0, stream>>>(call);
+  const int vector_threads = std::min(scan_threads, (call.L + warp_size - 1) / warp_size * warp_size);
+  gate_vectors_kernel<<<static_cast<unsigned>(call.numbers * call.heads), vector_threads, 0, stream>>>(call);
   check_launch("gate_vectors");
 }
 
