@@ -54,21 +54,23 @@ def tfla_sequences(program: Path, shape: tuple[int, ...], min_time: float) -> di
         report = tfla_rows(program, min_time, "--op", operation, "--shape", ",".join(map(str, shape)))
         for row in report["sequences"]:
             entry = rows.setdefault(f"tfla mLSTM{row['gate']}", {})
-            entry[operation] = row["seconds"]["median"]
+            entry[operation] = row["burst_seconds"]["median"]
+            entry[f"{operation}_sustained"] = row["seconds"]["median"]
             if operation == "training":
                 entry["peak_bytes"] = row["tensor_bytes"] + row["scratch_bytes"]
     return rows
 
 
-def measure(program: Path, lengths: tuple[int, ...], min_time: float) -> dict[str, Any]:
+def measure(program: Path, lengths: tuple[int, ...], min_time: float, without: list[str]) -> dict[str, Any]:
     import gpu_peers
 
     result: dict[str, Any] = {"about": gpu_peers.about(), "shape": [HEADS, DQK, DHV], "total_tokens": TOTAL_TOKENS}
     result["lengths"] = {}
+    peers = [peer for peer in gpu_peers.sequence_peers() if peer.name not in without]
     for tokens in lengths:
         say(f"T {tokens}: tfla")
         rows = tfla_sequences(program, (TOTAL_TOKENS // tokens, tokens, HEADS, DQK, DHV), min_time)
-        for peer in gpu_peers.sequence_peers():
+        for peer in peers:
             say(f"T {tokens}: {peer.name}")
             rows[peer.name] = peer.time(TOTAL_TOKENS // tokens, tokens, HEADS, DQK, DHV, min_time)
         result["lengths"][str(tokens)] = rows
@@ -101,6 +103,7 @@ def main() -> int:
     parser.add_argument("--program", type=Path, default=ROOT / "build/cuda/tfla", help="tfla, built with CUDA")
     parser.add_argument("--tokens", type=int, action="append", help="a sequence length (default: 512 to 65,536)")
     parser.add_argument("--min-time", type=float, default=0.3, help="seconds per timing")
+    parser.add_argument("--without", action="append", metavar="NAME", help="a peer to leave out, by its name in the table")
     parser.add_argument("--measure", type=Path, metavar="FILE", help="measure into FILE and stop there")
     parser.add_argument("--draw", type=Path, metavar="FILE", help="draw what FILE holds instead of measuring")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/benchmarks", help="where page, plot and data go")
@@ -112,7 +115,7 @@ def main() -> int:
     else:
         if not given.program.exists():
             parser.error(f"--program was {given.program}, which does not exist; `make gpu-bundle` builds it")
-        measured = measure(given.program, tuple(given.tokens or LENGTHS), given.min_time)
+        measured = measure(given.program, tuple(given.tokens or LENGTHS), given.min_time, given.without or [])
     if given.measure is not None:
         given.measure.write_text(json.dumps(measured, indent=1) + "\n")
         return 0

@@ -29,15 +29,15 @@ def names(measured: Measurements) -> list[str]:
     return list(next(iter(measured["lengths"].values())))
 
 
-def times_table(measured: Measurements) -> str:
+def times_table(measured: Measurements, kind: str = "") -> str:
     lengths = list(measured["lengths"])
     rows = []
     for name in names(measured):
         cells = []
         for length in lengths:
             row = measured["lengths"][length][name]
-            training = f"{row['training'] * 1e3:.2f}" if "training" in row else "fails"
-            cells.append(f"{row['forward'] * 1e3:.2f} / {training}")
+            training = f"{row['training' + kind] * 1e3:.2f}" if "training" in row else "fails"
+            cells.append(f"{row['forward' + kind] * 1e3:.2f} / {training}")
         peaks = [row[name]["peak_bytes"] for row in measured["lengths"].values() if "peak_bytes" in row[name]]
         rows.append([name, *cells, f"{max(peaks) / 1e9:.2f}" if peaks else ""])
     return table(["ms, forward / training", *(f"T {int(length):,}" for length in lengths), "peak GB"], rows)
@@ -135,11 +135,14 @@ def write(measured: Measurements, out: Path) -> None:
 Written by `benchmarks/compare.py`. {about["gpu"]}, {tfla["date"]}, tfla {tfla["tfla"]}, {packages}.
 
 {measured["total_tokens"]:,} tokens in all, {heads} heads of {dqk}/{dhv}, bfloat16, gates in float32, default chunk
-size; medians, peers and tfla in one run. tfla is timed through its C++ calls, recorded in a graph, training with
+size; medians of a dozen calls after a rest, peers and tfla in one run. tfla is timed through its C++ calls, recorded in a graph, training with
 `keep_states`; peers through PyTorch by CUDA events. Simple GLA has no input gate and no normalizer. Peak memory: all
 tensors of the call and its work space.
 
 {times_table(measured)}
+Call after call, where the GPU lowers its clock to stay within its power:
+
+{times_table(measured, "_sustained")}
 ![times over sequence length](gpu.svg)
 
 ## Other shapes, without peers

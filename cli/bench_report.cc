@@ -149,7 +149,7 @@ nlohmann::ordered_json row_json(const SequenceRow& row) {
   nlohmann::ordered_json plans = nlohmann::ordered_json::array();
   for (const Plan& plan : row.plans) plans.push_back(to_json(plan));
   const MlstmShape& shape = row.plans.front().shape;
-  return {{"operation", operation_name(row)},
+  nlohmann::ordered_json json = {{"operation", operation_name(row)},
           {"gate", name(row.gate)},
           {"dtype", tfla::name(shape.dtype)},
           {"formulation", name(row.formulation)},
@@ -165,6 +165,8 @@ nlohmann::ordered_json row_json(const SequenceRow& row) {
           {"tensor_bytes", row.tensor_bytes},
           {"error_h", row.error_h},
           {"plans", plans}};
+  if (row.burst.samples > 0) json["burst_seconds"] = to_json(row.burst);
+  return json;
 }
 
 nlohmann::ordered_json row_json(const StepRow& row) {

@@ -143,6 +143,10 @@ SequenceRow time_sequence(const Workload& workload, const Variant& variant, cons
     forward(forward_args, row.plans.front(), scratch.span(), stream);
     if (variant.training) backward(backward_args, row.plans.back(), scratch.span(), stream);
   };
+  if (execution.device == Device::cuda) {
+    const cuda::Recording recorded(call);
+    row.burst = measure_burst([&] { return recorded.replay_seconds(); });
+  }
   row.timing = time_calls(call, execution.device, options.min_time, {}).front();
   row.scratch_bytes += saved.size();
   return row;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <thread>
 
 namespace tfla::cli {
 namespace {
@@ -61,6 +62,16 @@ Timing summarize(std::vector<double> samples, int calls_per_sample) {
 nlohmann::ordered_json to_json(const Timing& timing) {
   return {{"median", timing.median},   {"lower_quartile", timing.lower}, {"upper_quartile", timing.upper},
           {"fastest", timing.fastest}, {"samples", timing.samples},      {"calls_per_sample", timing.calls_per_sample}};
+}
+
+Timing measure_burst(const std::function<double()>& timed_call) {
+  constexpr int calls = 12, warm_up_calls = 2;
+  constexpr auto rest = std::chrono::milliseconds(600);
+  for (int x = 0; x < warm_up_calls; ++x) (void)timed_call();
+  std::this_thread::sleep_for(rest);
+  std::vector<double> samples;
+  for (int x = 0; x < calls; ++x) samples.push_back(timed_call());
+  return summarize(std::move(samples), 1);
 }
 
 std::vector<Timing> measure(const std::vector<Call>& calls, double min_time, const Call& finish) {

@@ -31,4 +31,8 @@ struct Timing {
 [[nodiscard]] std::vector<Timing> measure(
     const std::vector<std::function<void()>>& calls, double min_time, const std::function<void()>& finish = [] {});
 
+// A dozen calls after a rest, each timed by itself. A GPU that is busy for longer than some ten milliseconds lowers its
+// clock to stay within its power; what a call takes before that is what it takes among others that need less.
+[[nodiscard]] Timing measure_burst(const std::function<double()>& timed_call);
+
 }  // namespace tfla::cli

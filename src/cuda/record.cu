@@ -16,15 +16,35 @@ Recording::Recording(const std::function<void(void* stream)>& calls) {
   check(cudaGraphInstantiate(&ready, graph, 0), "cudaGraphInstantiate");
   graph_ = ready;
   cudaGraphDestroy(graph);
+  for (void** event : {&begin_, &end_}) {
+    cudaEvent_t made{};
+    check(cudaEventCreate(&made), "cudaEventCreate");
+    *event = made;
+  }
 }
 
 Recording::~Recording() {
+  cudaEventDestroy(static_cast<cudaEvent_t>(begin_));
+  cudaEventDestroy(static_cast<cudaEvent_t>(end_));
   cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph_));
   cudaStreamDestroy(static_cast<cudaStream_t>(stream_));
 }
 
 void Recording::replay() const {
   check(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph_), static_cast<cudaStream_t>(stream_)), "cudaGraphLaunch");
+}
+
+double Recording::replay_seconds() const {
+  constexpr double milliseconds = 1e-3;
+  const auto stream = static_cast<cudaStream_t>(stream_);
+  const auto begin = static_cast<cudaEvent_t>(begin_), end = static_cast<cudaEvent_t>(end_);
+  float taken = 0;
+  check(cudaEventRecord(begin, stream), "cudaEventRecord");
+  replay();
+  check(cudaEventRecord(end, stream), "cudaEventRecord");
+  check(cudaEventSynchronize(end), "cudaEventSynchronize");
+  check(cudaEventElapsedTime(&taken, begin, end), "cudaEventElapsedTime");
+  return taken * milliseconds;
 }
 
 void copy(void* to, const void* from, std::size_t bytes) {

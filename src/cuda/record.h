@@ -16,10 +16,14 @@ class Recording {
   Recording& operator=(const Recording&) = delete;
 
   void replay() const;  // returns at once
+  // Replays once and waits; the time on the GPU.
+  [[nodiscard]] double replay_seconds() const;
 
  private:
   void* stream_ = nullptr;
   void* graph_ = nullptr;
+  void* begin_ = nullptr;
+  void* end_ = nullptr;
 };
 
 // Between host and device in either direction, or inside the device; returns when done, or, on a stream, at once.

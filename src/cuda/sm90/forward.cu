@@ -176,6 +176,7 @@ struct Forward {
         arch::wait(at(Space::c_full, warpgroup), c_phase);
         c_phase ^= 1;
         if (it.tile == 0 && is_kept(block)) keep_n(it, block, warpgroup);
+        __syncwarp();
         if (lane == 0) keep_state(it, block);
       }
       arch::named_wait(staged_barrier(warpgroup), warpgroup_threads + 32);
