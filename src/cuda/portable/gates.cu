@@ -32,7 +32,8 @@ __global__ void chunk_table_kernel(Call<Real> call) {
                          .first = static_cast<int>(first)};
 }
 
-// b, c and the running maximum of c inside a chunk: one warp per chunk and head.
+// b, c and the running maximum of c inside a chunk: one warp per chunk and head, two tokens per lane, since the scans
+// over lanes take most of the time.
 template <class Real>
 __global__ void chunk_scan_kernel(Call<Real> call) {
   const std::int64_t unit = (blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x) / warp_size;
@@ -41,22 +42,31 @@ __global__ void chunk_scan_kernel(Call<Real> call) {
   const int head = static_cast<int>(unit % call.heads);
   const int lane = threadIdx.x % warp_size;
   const std::int64_t at = call.vector(chunk, head);
+  constexpr int tokens_per_lane = 2;
   double total = 0, highest = -INFINITY;
-  for (int start = 0; start < chunk.length; start += warp_size) {
-    const int t = start + lane;
-    const bool valid = t < chunk.length;
-    double f = 0, i = 0;
-    if (valid) log_gates(call, chunk.batch, chunk.token + t, head, f, i);
-    const double b = total + warp_scan(valid ? f : 0.0, [](double x, double y) { return x + y; });
-    const double c = valid ? i - b : -INFINITY;
-    const double top = fmax(highest, warp_scan(c, [](double x, double y) { return fmax(x, y); }));
-    if (valid) {
-      call.b[at + t] = b;
-      call.c[at + t] = c;
-      call.top[at + t] = top;
+  for (int start = 0; start < chunk.length; start += tokens_per_lane * warp_size) {
+    const int first = start + tokens_per_lane * lane;
+    double f[tokens_per_lane] = {}, i[tokens_per_lane] = {}, b[tokens_per_lane], top[tokens_per_lane];
+#pragma unroll
+    for (int x = 0; x < tokens_per_lane; ++x)
+      if (first + x < chunk.length) log_gates(call, chunk.batch, chunk.token + first + x, head, f[x], i[x]);
+    const double sum = warp_scan(f[0] + f[1], [](double x, double y) { return x + y; });
+    const double sum_before = __shfl_up_sync(0xFFFFFFFFU, sum, 1);
+    b[0] = (lane == 0 ? total : total + sum_before) + f[0];
+    b[1] = b[0] + f[1];
+    const auto c = [&](int x) { return first + x < chunk.length ? i[x] - b[x] : -INFINITY; };
+    top[1] = fmax(highest, warp_scan(fmax(c(0), c(1)), [](double x, double y) { return fmax(x, y); }));
+    const double before = __shfl_up_sync(0xFFFFFFFFU, top[1], 1);
+    top[0] = fmax(lane == 0 ? highest : before, c(0));
+#pragma unroll
+    for (int x = 0; x < tokens_per_lane; ++x) {
+      if (first + x >= chunk.length) continue;
+      call.b[at + first + x] = b[x];
+      call.c[at + first + x] = c(x);
+      call.top[at + first + x] = top[x];
     }
-    total = __shfl_sync(0xFFFFFFFFU, b, warp_size - 1);
-    highest = __shfl_sync(0xFFFFFFFFU, top, warp_size - 1);
+    total = __shfl_sync(0xFFFFFFFFU, b[1], warp_size - 1);
+    highest = __shfl_sync(0xFFFFFFFFU, top[1], warp_size - 1);
   }
 }
 
