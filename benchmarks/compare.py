@@ -103,7 +103,9 @@ def main() -> int:
     parser.add_argument("--program", type=Path, default=ROOT / "build/cuda/tfla", help="tfla, built with CUDA")
     parser.add_argument("--tokens", type=int, action="append", help="a sequence length (default: 512 to 65,536)")
     parser.add_argument("--min-time", type=float, default=0.3, help="seconds per timing")
-    parser.add_argument("--without", action="append", metavar="NAME", help="a peer to leave out, by its name in the table")
+    parser.add_argument(
+        "--without", action="append", metavar="NAME", help="a peer to leave out, by its name in the table"
+    )
     parser.add_argument("--measure", type=Path, metavar="FILE", help="measure into FILE and stop there")
     parser.add_argument("--draw", type=Path, metavar="FILE", help="draw what FILE holds instead of measuring")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/benchmarks", help="where page, plot and data go")

@@ -130,19 +130,24 @@ def write(measured: Measurements, out: Path) -> None:
     about, tfla = measured["about"], measured["about"]["tfla"]
     packages = ", ".join(f"{name} {version}" for name, version in about["packages"].items())
     heads, dqk, dhv = measured["shape"]
+    rows = next(iter(measured["lengths"].values()))
+    if all("forward_sustained" in row for row in rows.values()):
+        how = "medians of a dozen calls after a rest, peers and tfla in one run"
+        sustained = "\nCall after call, where the GPU lowers its clock to stay within its power:\n\n"
+        sustained += times_table(measured, "_sustained")
+    else:
+        how = "medians, call after call, so that the GPU lowers its clock to stay within its power; peers and tfla in one run"
+        sustained = ""
     page = f"""# GPU benchmarks
 
 Written by `benchmarks/compare.py`. {about["gpu"]}, {tfla["date"]}, tfla {tfla["tfla"]}, {packages}.
 
 {measured["total_tokens"]:,} tokens in all, {heads} heads of {dqk}/{dhv}, bfloat16, gates in float32, default chunk
-size; medians of a dozen calls after a rest, peers and tfla in one run. tfla is timed through its C++ calls, recorded in a graph, training with
+size; {how}. tfla is timed through its C++ calls, recorded in a graph, training with
 `keep_states`; peers through PyTorch by CUDA events. Simple GLA has no input gate and no normalizer. Peak memory: all
 tensors of the call and its work space.
 
-{times_table(measured)}
-Call after call, where the GPU lowers its clock to stay within its power:
-
-{times_table(measured, "_sustained")}
+{times_table(measured)}{sustained}
 ![times over sequence length](gpu.svg)
 
 ## Other shapes, without peers

@@ -302,12 +302,12 @@ std::int64_t differentiable(std::int64_t formulation) {
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 // rows: as mlstm_with_rows left them.
-Gradients backward_from(
-    const MaybeTensor& rows, const Tensor& dh, const MaybeTensor& dC, const MaybeTensor& dn, const Tensor& q, const Tensor& k, const Tensor& v,
-    const Tensor& i, const Tensor& f, const MaybeTensor& C, const MaybeTensor& n, const MaybeTensor& m,
-    const MaybeTensor& cu_seqlens, std::int64_t gate, std::int64_t normalizer, double eps,
-    std::optional<double> qk_scale, std::optional<double> soft_cap, bool exact_normalizer_grad, std::int64_t chunk_size,
-    std::int64_t formulation, bool head_first) {
+Gradients backward_from(const MaybeTensor& rows, const Tensor& dh, const MaybeTensor& dC, const MaybeTensor& dn,
+                        const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f,
+                        const MaybeTensor& C, const MaybeTensor& n, const MaybeTensor& m, const MaybeTensor& cu_seqlens,
+                        std::int64_t gate, std::int64_t normalizer, double eps, std::optional<double> qk_scale,
+                        std::optional<double> soft_cap, bool exact_normalizer_grad, std::int64_t chunk_size,
+                        std::int64_t formulation, bool head_first) {
   const Place place(q);
   const Views views(place, head_first);
   const Tensor dh_rows = with_rows(dh);
@@ -350,20 +350,23 @@ Gradients backward_from(
   return {dq, dk, dv, di, df, dC0, dn0};
 }
 
-Gradients mlstm_backward(const Tensor& dh, const MaybeTensor& dC, const MaybeTensor& dn, const Tensor& q, const Tensor& k, const Tensor& v,
-    const Tensor& i, const Tensor& f, const MaybeTensor& C, const MaybeTensor& n, const MaybeTensor& m,
-    const MaybeTensor& cu_seqlens, std::int64_t gate, std::int64_t normalizer, double eps,
-    std::optional<double> qk_scale, std::optional<double> soft_cap, bool exact_normalizer_grad, std::int64_t chunk_size,
-    std::int64_t formulation, bool head_first) {
-  return backward_from(std::nullopt, dh, dC, dn, q, k, v, i, f, C, n, m, cu_seqlens, gate, normalizer, eps, qk_scale, soft_cap,
-                       exact_normalizer_grad, chunk_size, formulation, head_first);
+Gradients mlstm_backward(const Tensor& dh, const MaybeTensor& dC, const MaybeTensor& dn, const Tensor& q,
+                         const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f, const MaybeTensor& C,
+                         const MaybeTensor& n, const MaybeTensor& m, const MaybeTensor& cu_seqlens, std::int64_t gate,
+                         std::int64_t normalizer, double eps, std::optional<double> qk_scale,
+                         std::optional<double> soft_cap, bool exact_normalizer_grad, std::int64_t chunk_size,
+                         std::int64_t formulation, bool head_first) {
+  return backward_from(std::nullopt, dh, dC, dn, q, k, v, i, f, C, n, m, cu_seqlens, gate, normalizer, eps, qk_scale,
+                       soft_cap, exact_normalizer_grad, chunk_size, formulation, head_first);
 }
 
-Gradients mlstm_backward_with_rows(const Tensor& rows, const Tensor& dh, const MaybeTensor& dC, const MaybeTensor& dn, const Tensor& q, const Tensor& k, const Tensor& v,
-    const Tensor& i, const Tensor& f, const MaybeTensor& C, const MaybeTensor& n, const MaybeTensor& m,
-    const MaybeTensor& cu_seqlens, std::int64_t gate, std::int64_t normalizer, double eps,
-    std::optional<double> qk_scale, std::optional<double> soft_cap, bool exact_normalizer_grad, std::int64_t chunk_size,
-    std::int64_t formulation, bool head_first) {
+Gradients mlstm_backward_with_rows(const Tensor& rows, const Tensor& dh, const MaybeTensor& dC, const MaybeTensor& dn,
+                                   const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f,
+                                   const MaybeTensor& C, const MaybeTensor& n, const MaybeTensor& m,
+                                   const MaybeTensor& cu_seqlens, std::int64_t gate, std::int64_t normalizer,
+                                   double eps, std::optional<double> qk_scale, std::optional<double> soft_cap,
+                                   bool exact_normalizer_grad, std::int64_t chunk_size, std::int64_t formulation,
+                                   bool head_first) {
   return backward_from(rows, dh, dC, dn, q, k, v, i, f, C, n, m, cu_seqlens, gate, normalizer, eps, qk_scale, soft_cap,
                        exact_normalizer_grad, chunk_size, formulation, head_first);
 }

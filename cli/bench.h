@@ -35,9 +35,9 @@ struct SequenceRow {
   bool training = false;
   InputGate gate = InputGate::exponential;
   Formulation formulation = Formulation::chunkwise;
-  std::vector<Plan> plans;  // forward, then backward
-  Timing timing;            // call after call
-  Timing burst;             // a few after a rest; only on a GPU
+  std::vector<Plan> plans;        // forward, then backward
+  Timing timing;                  // call after call
+  Timing burst;                   // a few after a rest; only on a GPU
   std::size_t scratch_bytes = 0;  // the larger of the plans', which may share it, and what forward saves for backward
   std::size_t tensor_bytes = 0;   // inputs and outputs
   double error_h = 0;             // relative, against float64, on a short sequence

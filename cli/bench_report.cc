@@ -150,21 +150,21 @@ nlohmann::ordered_json row_json(const SequenceRow& row) {
   for (const Plan& plan : row.plans) plans.push_back(to_json(plan));
   const MlstmShape& shape = row.plans.front().shape;
   nlohmann::ordered_json json = {{"operation", operation_name(row)},
-          {"gate", name(row.gate)},
-          {"dtype", tfla::name(shape.dtype)},
-          {"formulation", name(row.formulation)},
-          {"batch", shape.batch},
-          {"tokens", shape.tokens},
-          {"heads", shape.heads},
-          {"dqk", shape.dqk},
-          {"dhv", shape.dhv},
-          {"seconds", to_json(row.timing)},
-          {"useful_flops", useful_flops(row)},
-          {"useful_flops_per_second", useful_flops(row) / row.timing.median},
-          {"scratch_bytes", row.scratch_bytes},
-          {"tensor_bytes", row.tensor_bytes},
-          {"error_h", row.error_h},
-          {"plans", plans}};
+                                 {"gate", name(row.gate)},
+                                 {"dtype", tfla::name(shape.dtype)},
+                                 {"formulation", name(row.formulation)},
+                                 {"batch", shape.batch},
+                                 {"tokens", shape.tokens},
+                                 {"heads", shape.heads},
+                                 {"dqk", shape.dqk},
+                                 {"dhv", shape.dhv},
+                                 {"seconds", to_json(row.timing)},
+                                 {"useful_flops", useful_flops(row)},
+                                 {"useful_flops_per_second", useful_flops(row) / row.timing.median},
+                                 {"scratch_bytes", row.scratch_bytes},
+                                 {"tensor_bytes", row.tensor_bytes},
+                                 {"error_h", row.error_h},
+                                 {"plans", plans}};
   if (row.burst.samples > 0) json["burst_seconds"] = to_json(row.burst);
   return json;
 }

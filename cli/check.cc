@@ -235,7 +235,8 @@ Command add_check(CLI::App& program) {
   app->add_flag("--quick", o.quick, "shorter sequences: a few seconds");
   add("--dtype", "NAME,...", "float32, float64, bfloat16, float16, or all (default)",
       [&o](Text option, Text text) { o.dtypes = parse_dtypes(option, text); });
-  add("--shape", "B,T,H,dqk,dhv", "batch, tokens, heads, head dimensions (default 1,300,2,64,96; on a GPU 1,1024,4,128,256)",
+  add("--shape", "B,T,H,dqk,dhv",
+      "batch, tokens, heads, head dimensions (default 1,300,2,64,96; on a GPU 1,1024,4,128,256)",
       [&o](Text option, Text text) {
         o.shape = parse_shape(option, text);
         o.shape_given = true;

@@ -54,8 +54,8 @@ struct Plan {
   bool hopper = false;            // cuda: stages states and outputs by kernels of sm_90a
   bool hopper_gradients = false;  // and stage gradients
 
-  bool keeps_states = false;    // from forward to backward, in `saved`
-  bool keeps_rows = false;      // of these only the denominators
+  bool keeps_states = false;  // from forward to backward, in `saved`
+  bool keeps_rows = false;    // of these only the denominators
   std::size_t scratch_bytes = 0;
   std::size_t saved_bytes = 0;  // 0 on the CPU, where states are cheaper to compute than to keep
   double flops = 0;             // of the matrix products, masked halves of tiles included

@@ -70,7 +70,9 @@ def _backward_with_rows(ctx: Any, dh: Tensor | None, *_: Any) -> tuple:
 
 
 torch.library.register_autograd("tfla::mlstm_with_rows", _backward_with_rows, setup_context=_save_with_rows)
-torch.library.register_autograd("tfla::mlstm_backward_with_rows", _refuse, setup_context=lambda ctx, inputs, output: None)
+torch.library.register_autograd(
+    "tfla::mlstm_backward_with_rows", _refuse, setup_context=lambda ctx, inputs, output: None
+)
 torch.library.register_autograd("tfla::mlstm_backward", _refuse, setup_context=lambda ctx, inputs, output: None)
 
 # Both may be gone from a future torch, being its own: then calls are slower, not wrong.

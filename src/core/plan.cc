@@ -177,7 +177,8 @@ Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions&
             .shape = shape,
             .compute = shape.dtype == DType::float64 ? DType::float64 : DType::float32,
             .threads = execution.threads > 0 ? execution.threads : cpu::default_threads()};
-  plan.keeps_states = (options.keep_states || options.keep_rows) && plan.device == Device::cuda && plan.formulation != Formulation::recurrent;
+  plan.keeps_states = (options.keep_states || options.keep_rows) && plan.device == Device::cuda &&
+                      plan.formulation != Formulation::recurrent;
   // What a shape decides holds for forward and backward alike.
   const bool hopper_shape = operation != Operation::step && plan.device == Device::cuda && !execution.portable &&
                             cuda::hopper_takes(shape, options);
@@ -227,7 +228,8 @@ std::string cuda_kernels(const Plan& plan) {
   if (plan.operation == Operation::forward)
     return plan.hopper ? "gates (portable), states + outputs (sm_90a)" : "gates, states, outputs (portable)";
   if (!plan.hopper)
-    return plan.keeps_states ? "gates, dstates, gradients (portable)" : "gates, states, rows, dstates, gradients (portable)";
+    return plan.keeps_states ? "gates, dstates, gradients (portable)"
+                             : "gates, states, rows, dstates, gradients (portable)";
   return fmt::format("gates (portable), states, dstates (sm_90a), gradients ({})",
                      plan.hopper_gradients ? "sm_90a" : "portable");
 }

@@ -72,7 +72,7 @@ struct Call {
   Log* log_c;            // [H,tokens] c, the other
   Real* qbar;            // [H,tokens] weight of the incoming state in row t
   Real* abar;            // [H,tokens] weight of token j in the outgoing state
-  Real* floor;           // [H,tokens] exp(-m), the least denominator
+  Real* floor;           // [H,tokens] exp(-m), the least denominator; only in Hopper's forward
   Real* slope;           // [H,tokens] derivative of den by q.n, times -1 / den
   double* norm_work;     // [numbers,H,dqk] n in progress; only for dqk above 256
   Real* inverse;         // [H,tokens] 1 / den

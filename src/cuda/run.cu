@@ -70,7 +70,8 @@ void carve(Arena& arena, Arena& kept, const Plan& plan, Call<typename Config<T>:
   for (double** vector : {&call.b, &call.c, &call.top}) *vector = arena.take<double>(vectors);
   call.u = arena.take<typename Call<Real>::Log>(vectors);
   call.log_c = arena.take<typename Call<Real>::Log>(vectors);
-  for (Real** vector : {&call.qbar, &call.abar, &call.floor}) *vector = arena.take<Real>(vectors);
+  for (Real** vector : {&call.qbar, &call.abar}) *vector = arena.take<Real>(vectors);
+  if (fused) call.floor = arena.take<Real>(vectors);
   call.m_start = arena.take<double>(chunks);
   call.m_end = arena.take<double>(chunks);
   call.gbar = arena.take<Real>(chunks);

@@ -36,8 +36,7 @@ __device__ __forceinline__ void store_box(unsigned shared, const CUtensorMap* te
                "r"(shared), "r"(column), "r"(token), "r"(head), "r"(batch)
                : "memory");
 }
-__device__ __forceinline__ void store_box(unsigned shared, const CUtensorMap* tensor, int column, int row,
-                                          int matrix) {
+__device__ __forceinline__ void store_box(unsigned shared, const CUtensorMap* tensor, int column, int row, int matrix) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(tensor),
                "r"(shared), "r"(column), "r"(row), "r"(matrix)
                : "memory");

@@ -50,35 +50,35 @@ __device__ __forceinline__ void pin(float2& x) { asm volatile("" : "+f"(x.x), "+
 #define TFLA_SUMS_16(x, i) TFLA_SUMS_4(x, i), TFLA_SUMS_4(x, i + 4), TFLA_SUMS_4(x, i + 8), TFLA_SUMS_4(x, i + 12)
 #define TFLA_SUMS_32(x) TFLA_SUMS_16(x, 0), TFLA_SUMS_16(x, 16)
 #define TFLA_SUMS_64(x) TFLA_SUMS_32(x), TFLA_SUMS_16(x, 32), TFLA_SUMS_16(x, 48)
-#define TFLA_NAMES_32 \
+#define TFLA_NAMES_32                                                      \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define TFLA_NAMES_64 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+#define TFLA_NAMES_64                                                                \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define TFLA_SHARED_PRODUCT_32(TYPE)                                                                         \
+#define TFLA_SHARED_PRODUCT_32(TYPE)                                                                                 \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE \
-               " {" TFLA_NAMES_32 "}, %32, %33, p, 1, 1, %35, %36;\n}\n"                                   \
-               : TFLA_SUMS_32(sum)                                                                              \
+               " {" TFLA_NAMES_32 "}, %32, %33, p, 1, 1, %35, %36;\n}\n"                                             \
+               : TFLA_SUMS_32(sum)                                                                                   \
                : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(A == Major::across), "n"(B == Major::across))
-#define TFLA_REGISTER_PRODUCT_32(TYPE)                                                                       \
+#define TFLA_REGISTER_PRODUCT_32(TYPE)                                                                               \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE \
-               " {" TFLA_NAMES_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}\n"                          \
-               : TFLA_SUMS_32(sum)                                                                              \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),                \
+               " {" TFLA_NAMES_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}\n"                                 \
+               : TFLA_SUMS_32(sum)                                                                                   \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),                     \
                  "n"(B == Major::across))
-#define TFLA_SHARED_PRODUCT_64(TYPE)                                                                         \
+#define TFLA_SHARED_PRODUCT_64(TYPE)                                                                                  \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE \
-               " {" TFLA_NAMES_64 "}, %64, %65, p, 1, 1, %67, %68;\n}\n"                                   \
-               : TFLA_SUMS_64(sum)                                                                              \
+               " {" TFLA_NAMES_64 "}, %64, %65, p, 1, 1, %67, %68;\n}\n"                                              \
+               : TFLA_SUMS_64(sum)                                                                                    \
                : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(A == Major::across), "n"(B == Major::across))
-#define TFLA_REGISTER_PRODUCT_64(TYPE)                                                                       \
+#define TFLA_REGISTER_PRODUCT_64(TYPE)                                                                                \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE \
-               " {" TFLA_NAMES_64 "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}\n"                          \
-               : TFLA_SUMS_64(sum)                                                                              \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),                \
+               " {" TFLA_NAMES_64 "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}\n"                                  \
+               : TFLA_SUMS_64(sum)                                                                                    \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),                      \
                  "n"(B == Major::across))
 
 // sum (+)= A B with A [64, 16] and B [16, 2 R], both in shared memory.

@@ -76,9 +76,7 @@ constexpr int scan_threads = 128;
 struct MaxMap {
   double b = 0, top = -INFINITY;
 
-  __device__ MaxMap after(const MaxMap& before) const {
-    return {before.b + b, fmax(before.top, top - before.b)};
-  }
+  __device__ MaxMap after(const MaxMap& before) const { return {before.b + b, fmax(before.top, top - before.b)}; }
   __device__ MaxMap lane_before(int offset) const {
     return {__shfl_up_sync(0xFFFFFFFFU, b, offset), __shfl_up_sync(0xFFFFFFFFU, top, offset)};
   }
@@ -162,7 +160,7 @@ __global__ void gate_vectors_kernel(Call<Real> call) {
       call.inverse[at + t] = 1;
       call.slope[at + t] = 0;
     }
-    call.floor[at + t] = exponential(u - call.b[at + t], Real{});
+    if (call.floor != nullptr) call.floor[at + t] = exponential(u - call.b[at + t], Real{});
   }
   if (threadIdx.x == 0) call.gbar[unit] = static_cast<Real>(exp(b_last + m_start - m_end));
 }

@@ -450,10 +450,10 @@ template <class T>
 void launch_segment_scan(const Call<typename Config<T>::Real>& call, Time direction, cudaStream_t stream) {
   const std::int64_t elements = static_cast<std::int64_t>(call.dqk) * (call.padded_dhv() + 1);
   const auto element_blocks = static_cast<int>((elements + block_threads - 1) / block_threads);
-  launch_blocks("segment_scan",
-                direction == Time::forward ? segment_scan_kernel<T, Time::forward>
-                                           : segment_scan_kernel<T, Time::reverse>,
-                call.sequences * call.heads * element_blocks, block_threads, 0, stream, call, element_blocks);
+  launch_blocks(
+      "segment_scan",
+      direction == Time::forward ? segment_scan_kernel<T, Time::forward> : segment_scan_kernel<T, Time::reverse>,
+      call.sequences * call.heads * element_blocks, block_threads, 0, stream, call, element_blocks);
 }
 
 template <class T>
@@ -468,7 +468,7 @@ void launch_dstates(const Call<typename Config<T>::Real>& call, cudaStream_t str
 
 #define TFLA_INSTANTIATE(T)                                                                        \
   template void launch_segment_scan<T>(const Call<typename Config<T>::Real>&, Time, cudaStream_t); \
-  template void launch_states<T>(const Call<typename Config<T>::Real>&, cudaStream_t); \
+  template void launch_states<T>(const Call<typename Config<T>::Real>&, cudaStream_t);             \
   template void launch_dstates<T>(const Call<typename Config<T>::Real>&, cudaStream_t)
 TFLA_INSTANTIATE(__nv_bfloat16);
 TFLA_INSTANTIATE(__half);

@@ -1,5 +1,5 @@
-// Stages `states` and `outputs` in one kernel on Hopper: the state never leaves the chip. Chunks are blocks of 64 tokens;
-// a block owns N columns of dhv of one head over a segment of a sequence, and is persistent.
+// Stages `states` and `outputs` in one kernel on Hopper: the state never leaves the chip. Chunks are blocks of 64
+// tokens; a block owns N columns of dhv of one head over a segment of a sequence, and is persistent.
 //
 //   warp 0       Q, K, V of the next blocks into rings
 //   warp 1       their gate vectors
@@ -309,7 +309,8 @@ struct Forward {
   }
 
   template <int Warpgroup>
-  __device__ __forceinline__ void output_block(const Lane& lane, const Slots& ring, const KeySlots& k, unsigned c_phase) const {
+  __device__ __forceinline__ void output_block(const Lane& lane, const Slots& ring, const KeySlots& k,
+                                               unsigned c_phase) const {
     const unsigned q_tile = at(Space::q, ring.slot, Space::q_bytes), k_tile = at(Space::k, k.slot, Space::k_bytes);
     const unsigned gates = at(Space::gates, ring.slot, Space::gate_bytes);
     float s[32], o[N / 2];
@@ -462,7 +463,8 @@ struct Forward {
   // In the order in which the lanes of a product read it: rows 2 i, 2 i + 1, 2 i + 8, 2 i + 9 of every 16.
   __device__ __forceinline__ void publish_n(unsigned turn, const Lane& lane, const float (&n)[M][2]) const {
     const int part = lane.pair / 2, k = lane.lane / 4;
-    const unsigned to = at(Space::n, static_cast<int>(turn), Space::n_bytes) + part * Space::n_part + lane.warp * 32 + k / 2 * 8 + k % 2 * 2;
+    const unsigned to = at(Space::n, static_cast<int>(turn), Space::n_bytes) + part * Space::n_part + lane.warp * 32 +
+                        k / 2 * 8 + k % 2 * 2;
 #pragma unroll
     for (int m = 0; m < M; ++m)
 #pragma unroll
@@ -499,7 +501,8 @@ struct Forward {
       n0 += it.sequence * call.n0.sequence + it.head * call.n0.head;
     }
     if (call.segments > 1) {
-      const std::int64_t unit = (static_cast<std::int64_t>(it.sequence) * call.heads + it.head) * call.segments + it.segment;
+      const std::int64_t unit =
+          (static_cast<std::int64_t>(it.sequence) * call.heads + it.head) * call.segments + it.segment;
       C = call.segment_states + unit * call.dqk * call.padded_dhv();
       n0 = static_cast<const float*>(call.segment_norms) + unit * call.dqk;
       row = call.padded_dhv();
@@ -582,15 +585,15 @@ void launch_kernel(const Call<float>& call, cudaStream_t stream) {
   if (Keep) {
     while (block_tokens << shape.kept_shift < call.kept_chunk) ++shape.kept_shift;
     shape.kept_chunks = static_cast<int>((call.tokens + call.kept_chunk - 1) / call.kept_chunk);
-    maps.states = matrix_map(call.states, call.sequences * shape.kept_chunks * call.heads, call.dqk,
-                             call.padded_dhv(), 64 * M);
+    maps.states =
+        matrix_map(call.states, call.sequences * shape.kept_chunks * call.heads, call.dqk, call.padded_dhv(), 64 * M);
   }
   maps.q = token_map(call.q, call.batch, call.tokens, call.qk_heads, call.dqk, block_tokens);
   maps.k = token_map(call.k, call.batch, call.tokens, call.qk_heads, call.dqk, block_tokens);
   maps.v = token_map(call.v, call.batch, call.tokens, call.heads, call.dhv, block_tokens);
   maps.h = token_map(call.h, call.batch, call.tokens, call.heads, call.dhv, block_tokens);
-  launch_blocks("forward", forward_kernel<M, N, Normalized, Keep>, std::min(shape.items, multiprocessors()), forward_threads,
-                ForwardSpace<M, N>::bytes, stream, maps, call, shape);
+  launch_blocks("forward", forward_kernel<M, N, Normalized, Keep>, std::min(shape.items, multiprocessors()),
+                forward_threads, ForwardSpace<M, N>::bytes, stream, maps, call, shape);
 }
 
 template <int M, int N>

@@ -11,8 +11,8 @@
 
 namespace tfla::cuda::sm90 {
 
-inline constexpr int block_tokens = 64;        // tokens that are added at a time
-inline constexpr int panel_bytes = 64 * 128;   // 64 tokens by 64 columns of 16 bits, swizzled
+inline constexpr int block_tokens = 64;       // tokens that are added at a time
+inline constexpr int panel_bytes = 64 * 128;  // 64 tokens by 64 columns of 16 bits, swizzled
 inline constexpr int warpgroup_threads = 128;
 
 // Where a thread of a warpgroup stands in a 64-row sum (arch/wgmma.cuh), and in tiles of 16-bit numbers.
@@ -108,8 +108,7 @@ struct StateTile {
 #pragma unroll
       for (int n = 0; n < N / 16; ++n) {
         uint32_t tiles[4];
-        arch::load_tiles(tiles,
-                         (panels + n / 4 * (M * panel_bytes) + m * panel_bytes + at.tile_row()) ^ (n % 4 * 32));
+        arch::load_tiles(tiles, (panels + n / 4 * (M * panel_bytes) + m * panel_bytes + at.tile_row()) ^ (n % 4 * 32));
 #pragma unroll
         for (int x = 0; x < 4; ++x) {
           const float2 pair = arch::unpack(tiles[x], __nv_bfloat16{});
@@ -149,8 +148,8 @@ struct StateTile {
   }
 
  private:
-  __device__ __forceinline__ void load(Weighted& part, bool second_term, unsigned x, float2 first_weights, float2 next_weights,
-                                       float (&n)[M][2], int first) {
+  __device__ __forceinline__ void load(Weighted& part, bool second_term, unsigned x, float2 first_weights,
+                                       float2 next_weights, float (&n)[M][2], int first) {
 #pragma unroll
     for (int m = 0; m < together; ++m) {
       uint32_t raw[4];

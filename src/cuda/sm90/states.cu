@@ -1,5 +1,6 @@
 // Stage `states` and its reverse-time twin (see portable/states.cu) on Hopper. A block owns up to 128 x 256 of a state:
-// two warpgroups keep half of the columns each in registers over a whole segment of a sequence, while a third moves data.
+// two warpgroups keep half of the columns each in registers over a whole segment of a sequence, while a third moves
+// data.
 //
 //   warp 0      X (keys or queries) and Y (values or dH), 64 tokens at a time, into a ring
 //   warp 1      weights of these tokens and the decay of their chunk
@@ -70,7 +71,8 @@ struct StatesItem {
     first_number = sequence * chunks;
     low = min(segment * call.chunks_per_segment, chunks);
     high = min(low + call.chunks_per_segment, chunks);
-    const int last_length = high == chunks ? static_cast<int>(call.tokens - static_cast<std::int64_t>(chunks - 1) * call.L) : call.L;
+    const int last_length =
+        high == chunks ? static_cast<int>(call.tokens - static_cast<std::int64_t>(chunks - 1) * call.L) : call.L;
     last_blocks = (last_length + block_tokens - 1) / block_tokens;
   }
   __device__ bool empty() const { return low >= high; }
@@ -283,14 +285,15 @@ struct States {
           for (int m = 0; m < M; ++m) n[m][0] *= decay, n[m][1] *= decay;
         }
         const unsigned slot = space + ring.slot * Space::slot_bytes;
-        tile.add(slot, slot + Space::x_bytes + warpgroup * Space::y_bytes, at,
-                 [&](int t) {
-                   const float2 w = arch::read_float2(weights + 4 * t);
-                   if (!reverse) return w;
-                   const float2 inverse = arch::read_float2(weights + 4 * (block_tokens + t));
-                   return float2{scale * w.x * inverse.x, scale * w.y * inverse.y};
-                 },
-                 n);
+        tile.add(
+            slot, slot + Space::x_bytes + warpgroup * Space::y_bytes, at,
+            [&](int t) {
+              const float2 w = arch::read_float2(weights + 4 * t);
+              if (!reverse) return w;
+              const float2 inverse = arch::read_float2(weights + 4 * (block_tokens + t));
+              return float2{scale * w.x * inverse.x, scale * w.y * inverse.y};
+            },
+            n);
         arch::products_wait<0>();
         tile.hold();
         if (at.lane == 0) arch::arrive(empty(ring.slot));

@@ -63,8 +63,7 @@ CUtensorMap token_map(const Rows& rows, std::int64_t batch, std::int64_t tokens,
   return map_of(rows.data, 4, sizes, strides, box);
 }
 
-CUtensorMap matrix_map(const void* data, std::int64_t matrices, std::int64_t rows, std::int64_t columns,
-                       int box_rows) {
+CUtensorMap matrix_map(const void* data, std::int64_t matrices, std::int64_t rows, std::int64_t columns, int box_rows) {
   const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
                                static_cast<cuuint64_t>(matrices)};
   const cuuint64_t strides[2] = {static_cast<cuuint64_t>(columns * item),
