@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,14 @@ def tfla_sequences(program: Path, shape: tuple[int, ...], min_time: float) -> di
     return rows
 
 
-def measure(program: Path, lengths: tuple[int, ...], min_time: float, without: list[str]) -> dict[str, Any]:
+def measure(
+    program: Path,
+    lengths: tuple[int, ...],
+    min_time: float,
+    without: list[str],
+    keep: Callable[[dict[str, Any]], object],
+) -> dict[str, Any]:
+    """keep(result) is called after every step of it, so that a run that is cut short is not lost."""
     import gpu_peers
 
     result: dict[str, Any] = {"about": gpu_peers.about(), "shape": [HEADS, DQK, DHV], "total_tokens": TOTAL_TOKENS}
@@ -74,10 +82,12 @@ def measure(program: Path, lengths: tuple[int, ...], min_time: float, without: l
             say(f"T {tokens}: {peer.name}")
             rows[peer.name] = peer.time(TOTAL_TOKENS // tokens, tokens, HEADS, DQK, DHV, min_time)
         result["lengths"][str(tokens)] = rows
+        keep(result)
     result["other_shapes"] = {}
     for name, shape in OTHER_SHAPES.items():
         say(f"{name}: tfla")
         result["other_shapes"][name] = tfla_sequences(program, shape, min_time)
+        keep(result)
     say("step: tfla")
     report = tfla_rows(program, min_time, "--op", "step", "--gate", "exp")
     result["about"]["tfla"] = {key: report[key] for key in ("tfla", "date", "gpu")}
@@ -117,7 +127,16 @@ def main() -> int:
     else:
         if not given.program.exists():
             parser.error(f"--program was {given.program}, which does not exist; `make gpu-bundle` builds it")
-        measured = measure(given.program, tuple(given.tokens or LENGTHS), given.min_time, given.without or [])
+        partial = (given.measure or ROOT / "build/compare.json").with_suffix(".partial.json")
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        measured = measure(
+            given.program,
+            tuple(given.tokens or LENGTHS),
+            given.min_time,
+            given.without or [],
+            lambda result: partial.write_text(json.dumps(result, indent=1) + "\n"),
+        )
+        partial.unlink(missing_ok=True)
     if given.measure is not None:
         given.measure.write_text(json.dumps(measured, indent=1) + "\n")
         return 0

@@ -136,7 +136,7 @@ def write(measured: Measurements, out: Path) -> None:
         sustained = "\nCall after call, where the GPU lowers its clock to stay within its power:\n\n"
         sustained += times_table(measured, "_sustained")
     else:
-        how = "medians, call after call, so that the GPU lowers its clock to stay within its power; peers and tfla in one run"
+        how = "medians, call after call, so that the GPU lowers its clock to stay within its power; all in one run"
         sustained = ""
     page = f"""# GPU benchmarks
 

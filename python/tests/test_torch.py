@@ -27,10 +27,16 @@ def opcheck_cases():
     return {
         "mlstm": (library.forward, (*leaves, *none, None, *OPTIONS)),
         "mlstm_packed": (library.forward, (*packed, *none, cu_seqlens, *OPTIONS)),
+        "mlstm_with_rows": (library.forward_with_rows, (*leaves, *none, None, *OPTIONS)),
+        "mlstm_with_rows_packed": (library.forward_with_rows, (*packed, *none, cu_seqlens, *OPTIONS)),
         "mlstm_with_state": (library.forward_with_state, (*leaves, *state, None, *OPTIONS)),
         "mlstm_with_state_packed": (library.forward_with_state, (*packed, *none, cu_seqlens, *OPTIONS)),
         "mlstm_backward": (library.backward, (dh, None, None, *given, *none, None, *OPTIONS)),
         "mlstm_backward_state": (library.backward, (dh, dC, dn, *given, *state, None, *OPTIONS)),
+        "mlstm_backward_with_rows": (
+            library.backward_with_rows,
+            (torch.empty(0, dtype=torch.uint8), dh, None, None, *given, *none, None, *OPTIONS),
+        ),
         "mlstm_step": (library.step, (*given, *state, None, *OPTIONS[:5], False)),
     }
 
