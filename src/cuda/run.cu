@@ -1,6 +1,7 @@
 #include "cuda/run.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include "core/arena.h"
@@ -300,10 +301,14 @@ void count(const Plan& plan, Arena& arena, Arena& saved) {
 }  // namespace
 
 bool hopper_takes(const MlstmShape& shape, const MlstmOptions& options) {
-  constexpr std::int64_t widest_qk = 256;
+  constexpr std::int64_t widest_qk = 256, fewest_tokens = 64;
+  constexpr auto most = static_cast<double>(std::numeric_limits<int>::max());  // of what kernels count in 32 bits
+  const double blocks = static_cast<double>(shape.batch) * static_cast<double>(shape.heads) *
+                        static_cast<double>(shape.tokens / fewest_tokens + 1);
   return options.formulation == Formulation::chunkwise && shape.dtype == DType::bfloat16 &&
          shape.sequences == shape.batch && shape.tokens > 0 && shape.batch > 0 && shape.dqk % 8 == 0 &&
-         shape.dhv % 8 == 0 && shape.dqk <= widest_qk && sm90::supported_device();
+         shape.dhv % 8 == 0 && shape.dqk <= widest_qk && static_cast<double>(shape.tokens) < most &&
+         blocks * static_cast<double>(shape.dhv) < most && sm90::supported_device();
 }
 
 bool hopper_takes_gradients(const Plan& plan, const MlstmOptions& options) {
