@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import pytest
 import torch
@@ -348,3 +349,13 @@ def test_bench_measures_all(capsys, tmp_path):
         assert row["loss"] == pytest.approx(math.log(512), rel=0.1)  # there is nothing to learn of random tokens
     assert all(0 < rows[j]["kernel_milliseconds"] < rows[j]["milliseconds"] for j in (0, 1))
     assert capsys.readouterr().out.count("| tiny |") == 4
+
+
+def test_a_peer_that_aborts_takes_only_its_process():
+    from tfla.lm.bench import isolated
+
+    assert isolated(max, 3, 5) == 5
+    with pytest.raises(RuntimeError, match="ended with code -6 before it was done"):
+        isolated(os.abort)
+    with pytest.raises(RuntimeError, match="ValueError: "):
+        isolated(int, "x")

@@ -1,4 +1,4 @@
-"""Time of a training step: tfla's xLSTM, the published xlstm package, and the Transformer, in one process.
+"""Time of a training step: tfla's xLSTM, the published xlstm package, and the Transformer, one after the other.
 
 A step is forward, loss, backward, clipping and AdamW, on rows of random tokens, with float32 master weights. All
 subjects share loss, clipping and optimizer.
@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import multiprocessing
 import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -266,8 +268,42 @@ def compare(subjects: tuple[str, ...], options: Options, say: Callable[[str], No
     return [rows[subject] for subject in subjects]
 
 
+def isolated(function: Callable[..., Any], *arguments: Any) -> Any:
+    """function(*arguments) in a process of its own. A compiler that aborts takes only that one with it."""
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(sender, function, arguments))
+    process.start()
+    sender.close()  # the child's copy is the last one: reading ends when it does
+    try:
+        kind, value = receiver.recv()
+    except EOFError:
+        process.join()
+        raise RuntimeError(f"its process ended with code {process.exitcode} before it was done") from None
+    process.join()
+    if kind == "error":
+        raise RuntimeError(value)
+    return value
+
+
+def _send(sender: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    try:
+        sender.send(("value", function(*arguments)))
+    except Exception as error:
+        sender.send(("error", f"{type(error).__name__}: {error}"))
+
+
 def _attempt(subject: str, options: Options) -> dict[str, Any] | None:
     """A row; None where memory does not suffice."""
+    if subject == "xlstm" and options.device == "cuda":
+        try:
+            return isolated(_attempt_here, subject, options)
+        except RuntimeError as error:
+            return {"model": subject, "size": options.size, "failed": str(error)[:200]}
+    return _attempt_here(subject, options)
+
+
+def _attempt_here(subject: str, options: Options) -> dict[str, Any] | None:
     row: dict[str, Any] | None = None
     try:
         row = {**measure(subject, options), "batch": options.batch, "context": options.context}
