@@ -1,0 +1,135 @@
+// Stages `states` and `outputs` in one kernel on Hopper: the state.
+#pragma once
+
+#include "cuda/sm90/forward/plan.cuh"
+
+namespace tfla::cuda::sm90::forward {
+
+template <int M, int N, bool Normalized, bool Keep>
+struct Carrier : Block<M, N, Normalized, Keep> {
+  using Base = Block<M, N, Normalized, Keep>;
+  using Base::at;
+  using Base::call;
+  using Base::each_item;
+  using Base::shape;
+  using Base::space;
+  using typename Base::KeySlots;
+  using typename Base::Slots;
+  using typename Base::Space;
+  using typename Base::Tile;
+
+  __device__ void carry() const {
+    const Lane lane;
+    Slots ring;
+    KeySlots k;
+    unsigned turn = 0;  // parity of the block: whose outputs it goes to, and the phase of the state's buffer
+    each_item([&](const Item& it) {
+      Tile tile;
+      float n[M][2];
+      start(it, lane, tile, n);
+#pragma unroll 1
+      for (int block = it.low; block < it.high; ++block, k.advance(), ring.advance(), turn ^= 1) {
+        arch::wait(at(Space::c_empty), turn ^ 1);
+        tile.publish(at(Space::state), lane);
+        if (Normalized || Keep) publish_n(turn, lane, n);
+        arch::writes_before_copies();
+        __syncwarp();
+        if (lane.lane == 0) arch::arrive(at(Space::c_full, static_cast<int>(turn)));
+        arch::wait(at(Space::k_full, k.slot), k.phase);
+        arch::wait(at(Space::v_full, ring.slot), ring.phase);
+        const unsigned gates = at(Space::gates, ring.slot, Space::gate_bytes);
+        const float decay = arch::read_float(gates + Space::decay);
+        tile.scale(decay);
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+          n[m][0] *= decay;
+          n[m][1] *= decay;
+        }
+        tile.add(
+            at(Space::k, k.slot, Space::k_bytes), at(Space::v, ring.slot, Space::v_bytes), lane,
+            [&](int t) { return arch::read_float2(gates + Space::abar + 4 * t); }, n);
+        if (lane.lane == 0) arch::arrive(at(Space::k_empty, k.slot));
+        arch::products_wait<0>();
+        tile.hold();
+        if (lane.lane == 0) arch::arrive(at(Space::v_empty, ring.slot));
+      }
+      finish(it, lane, tile, n);
+    });
+  }
+
+ private:
+  // In the order in which the lanes of a product read it: rows 2 i, 2 i + 1, 2 i + 8, 2 i + 9 of every 16.
+  __device__ __forceinline__ void publish_n(unsigned turn, const Lane& lane, const float (&n)[M][2]) const {
+    const int part = lane.pair / 2, k = lane.lane / 4;
+    const unsigned to = at(Space::n, static_cast<int>(turn), Space::n_bytes) + part * Space::n_part + lane.warp * 32 +
+                        k / 2 * 8 + k % 2 * 2;
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float rest = over_row(n[m][h]);
+        if (part > 0) rest -= __bfloat162float(__float2bfloat16_rn(rest));
+        if (part > 1) rest -= __bfloat162float(__float2bfloat16_rn(rest));
+        if (part < 3) arch::write_half_word(to + m * 128 + h * 4, __bfloat16_as_ushort(__float2bfloat16_rn(rest)));
+      }
+  }
+
+  template <class Move>
+  __device__ void each_inside(const Item& it, const Lane& lane, Tile& tile, const Move& move) const {
+    tile.each(lane, [&](int r, int c, float& value, float& next) {
+      if (r >= call.dqk) return;
+      if (it.tile * N + c < call.dhv) move(r, it.tile * N + c, value);
+      if (it.tile * N + c + 1 < call.dhv) move(r, it.tile * N + c + 1, next);
+    });
+  }
+
+  // From the totals of the segments before, or the initial state.
+  __device__ void start(const Item& it, const Lane& lane, Tile& tile, float (&n)[M][2]) const {
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+      n[m][0] = n[m][1] = 0;
+#pragma unroll
+      for (float& x : tile.c[m]) x = 0;
+    }
+    const float* C = static_cast<const float*>(call.C0.data);
+    const float* n0 = static_cast<const float*>(call.n0.data);
+    std::int64_t row = call.C0.row;
+    if (C != nullptr) {
+      C += it.sequence * call.C0.sequence + it.head * call.C0.head;
+      n0 += it.sequence * call.n0.sequence + it.head * call.n0.head;
+    }
+    if (call.segments > 1) {
+      const std::int64_t unit =
+          (static_cast<std::int64_t>(it.sequence) * call.heads + it.head) * call.segments + it.segment;
+      C = call.segment_states + unit * call.dqk * call.padded_dhv();
+      n0 = static_cast<const float*>(call.segment_norms) + unit * call.dqk;
+      row = call.padded_dhv();
+    }
+    if (C == nullptr) return;
+    each_inside(it, lane, tile, [&](int r, int c, float& value) { value = C[r * row + c]; });
+    if (lane.pair != 0) return;  // one lane of a quad has n, the others begin at zero
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        if (64 * m + lane.row + 8 * h < call.dqk) n[m][h] = n0[64 * m + lane.row + 8 * h];
+  }
+
+  __device__ void finish(const Item& it, const Lane& lane, Tile& tile, const float (&n)[M][2]) const {
+    if (call.C_last.data == nullptr || it.high != it.chunks) return;
+    float* C = static_cast<float*>(call.C_last.data) + it.sequence * call.C_last.sequence + it.head * call.C_last.head;
+    each_inside(it, lane, tile, [&](int r, int c, float& value) { C[r * call.C_last.row + c] = value; });
+    if (it.tile != 0) return;
+    float* to = static_cast<float*>(call.n_last.data) + it.sequence * call.n_last.sequence + it.head * call.n_last.head;
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float sum = over_row(n[m][h]);
+        const int row = 64 * m + lane.row + 8 * h;
+        if (lane.pair == 0 && row < call.dqk) to[row] = sum;
+      }
+  }
+};
+
+}  // namespace tfla::cuda::sm90::forward

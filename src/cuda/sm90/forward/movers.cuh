@@ -1,0 +1,150 @@
+// Stages `states` and `outputs` in one kernel on Hopper: the warps that move data.
+#pragma once
+
+#include "cuda/sm90/forward/plan.cuh"
+
+namespace tfla::cuda::sm90::forward {
+
+template <int M, int N, bool Normalized, bool Keep>
+struct Movers : Block<M, N, Normalized, Keep> {
+  using Base = Block<M, N, Normalized, Keep>;
+  using Base::at;
+  using Base::call;
+  using Base::each_block;
+  using Base::each_item;
+  using Base::is_kept;
+  using Base::kept_unit;
+  using Base::maps;
+  using Base::shape;
+  using Base::space;
+  using Base::staged_barrier;
+  using typename Base::KeySlots;
+  using typename Base::Slots;
+  using typename Base::Space;
+
+  __device__ void load_tokens() const {
+    Slots ring;
+    KeySlots k;
+    each_item([&](const Item& it) {
+      const int qk_head = it.head / call.group;
+#pragma unroll 1
+      for (int block = it.low; block < it.high; ++block, ring.advance(), k.advance()) {
+        const int token = block * block_tokens;
+        const auto load = [&](const CUtensorMap& map, int to, unsigned full, int panels, int column, int head) {
+          arch::arrive_expecting(full, panels * panel_bytes);
+#pragma unroll 1
+          for (int p = 0; p < panels; ++p)
+            arch::load_box(space + to + p * panel_bytes, &map, full, column + p * panel, token, head, it.sequence);
+        };
+        arch::wait(at(Space::k_empty, k.slot), k.phase ^ 1);
+        load(maps.k, Space::k + k.slot * Space::k_bytes, at(Space::k_full, k.slot), M, 0, qk_head);
+        arch::wait(at(Space::v_empty, ring.slot), ring.phase ^ 1);
+        load(maps.v, Space::v + ring.slot * Space::v_bytes, at(Space::v_full, ring.slot), N / 64, it.tile * N, it.head);
+        arch::wait(at(Space::q_empty, ring.slot), ring.phase ^ 1);
+        load(maps.q, Space::q + ring.slot * Space::q_bytes, at(Space::q_full, ring.slot), M, 0, qk_head);
+      }
+    });
+  }
+
+  __device__ void load_gates() const {
+    const int lane = threadIdx.x % 32;
+    Slots ring;
+    each_item([&](const Item& it) {
+      const std::int64_t row = it.head * call.all_tokens() + it.sequence * call.tokens;
+#pragma unroll 1
+      for (int block = it.low; block < it.high; ++block, ring.advance()) {
+        arch::wait(at(Space::v_empty, ring.slot), ring.phase ^ 1);
+        const unsigned to = at(Space::gates, ring.slot, Space::gate_bytes);
+#pragma unroll 1
+        for (int t = lane; t < block_tokens; t += 32) {
+          const std::int64_t token = static_cast<std::int64_t>(block) * block_tokens + t;
+          const bool valid = token < call.tokens;
+          std::int64_t from = valid ? row + token : row;
+          asm volatile("" : "+l"(from));  // five pointers kept over the loop would not fit into the registers
+          arch::copy_small<8>(to + Space::u + 8 * t, call.u + from, valid);
+          arch::copy_small<8>(to + Space::c + 8 * t, call.log_c + from, valid);
+          arch::copy_small<4>(to + Space::qbar + 4 * t, call.qbar + from, valid);
+          arch::copy_small<4>(to + Space::abar + 4 * t, call.abar + from, valid);
+          if (Normalized) arch::copy_small<4>(to + Space::floor + 4 * t, call.floor + from, valid);
+        }
+        if (lane == 0) {
+          std::int64_t unit = (static_cast<std::int64_t>(it.sequence) * it.chunks + block) * call.heads + it.head;
+          asm volatile("" : "+l"(unit));
+          arch::copy_small<4>(to + Space::decay, call.gbar + unit, true);
+        }
+        arch::arrive_after_copies(at(Space::v_full, ring.slot));
+      }
+    });
+  }
+
+  // One warp for each warpgroup of outputs: H out of Q's slot, which is free once that has been read.
+  __device__ void store_outputs(int warpgroup) const {
+    const int lane = threadIdx.x % 32;
+    Slots ring(warpgroup);
+    unsigned c_phase = 0;
+    each_block(warpgroup, [&](const Item& it, int block) {
+      if (Keep) {
+        arch::wait(at(Space::c_full, warpgroup), c_phase);
+        c_phase ^= 1;
+        if (it.tile == 0 && is_kept(block)) keep_n(it, block, warpgroup);
+        __syncwarp();
+        if (lane == 0) keep_state(it, block);
+      }
+      arch::named_wait(staged_barrier(warpgroup), warpgroup_threads + 32);
+      if (Normalized && it.tile == 0) store_rows(it, block, at(Space::rows, ring.slot, Space::row_bytes));
+      if (lane == 0) {
+#pragma unroll 1
+        for (int p = 0; p < N / 64; ++p)
+          arch::store_box(at(Space::q, ring.slot, Space::q_bytes) + p * panel_bytes, &maps.h, it.tile * N + p * panel,
+                          block * block_tokens, it.head, it.sequence);
+        arch::commit_stores();
+      }
+      if (lane == 0) arch::wait_stores_read<0>();
+      __syncwarp();
+      if (lane == 0) arch::arrive(at(Space::q_empty, ring.slot));
+      ring.advance(2);
+    });
+    if (lane == 0) arch::wait_stores<0>();
+  }
+
+ private:
+  __device__ void keep_state(const Item& it, int block) const {
+    if (is_kept(block)) {
+#pragma unroll 1
+      for (int p = 0; p < N / 64; ++p)
+        arch::store_box(at(Space::state) + p * M * panel_bytes, &maps.states, it.tile * N + p * panel, 0,
+                        kept_unit(it, block));
+      arch::commit_stores();
+      arch::wait_stores_read<0>();
+    }
+    arch::arrive(at(Space::c_empty));
+  }
+
+  // n is in shared memory, in three terms (publish_n).
+  __device__ void keep_n(const Item& it, int block, int warpgroup) const {
+    const unsigned from = at(Space::n, warpgroup, Space::n_bytes);
+#pragma unroll 1
+    for (int row = threadIdx.x % 32; row < call.dqk; row += 32) {
+      const unsigned place = from + row / 16 * 32 + row % 8 / 2 * 8 + row % 16 / 8 * 4 + row % 2 * 2;
+      float sum = 0;
+#pragma unroll
+      for (int part = 2; part >= 0; --part)
+        sum += __bfloat162float(__ushort_as_bfloat16(arch::read_half_word(place + part * Space::n_part)));
+      static_cast<float*>(call.n_states)[static_cast<std::int64_t>(kept_unit(it, block)) * call.dqk + row] = sum;
+    }
+  }
+
+  __device__ void store_rows(const Item& it, int block, unsigned rows) const {
+#pragma unroll 1
+    for (int t = threadIdx.x % 32; t < block_tokens; t += 32) {
+      const std::int64_t token = static_cast<std::int64_t>(block) * block_tokens + t;
+      if (token >= call.tokens) continue;
+      std::int64_t to = it.head * call.all_tokens() + it.sequence * call.tokens + token;
+      asm volatile("" : "+l"(to));  // as in load_gates
+      call.inverse[to] = arch::read_float(rows + Space::inverse + 4 * t);
+      call.slope[to] = arch::read_float(rows + Space::slope + 4 * t);
+    }
+  }
+};
+
+}  // namespace tfla::cuda::sm90::forward

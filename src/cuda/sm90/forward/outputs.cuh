@@ -1,0 +1,193 @@
+// Stages `states` and `outputs` in one kernel on Hopper: H.
+#pragma once
+
+#include "cuda/arch/math.cuh"
+#include "cuda/sm90/forward/plan.cuh"
+
+namespace tfla::cuda::sm90::forward {
+
+template <int M, int N, bool Normalized, bool Keep>
+struct Outputs : Block<M, N, Normalized, Keep> {
+  using Base = Block<M, N, Normalized, Keep>;
+  using Base::across;
+  using Base::at;
+  using Base::call;
+  using Base::depth;
+  using Base::each_block;
+  using Base::space;
+  using Base::staged_barrier;
+  using Base::warps_barrier;
+  using typename Base::KeySlots;
+  using typename Base::Slots;
+  using typename Base::Space;
+
+  // Compiled for each warpgroup: slots and descriptors are then known to be the same in all lanes.
+  template <int Warpgroup>
+  __device__ void make() const {
+    const Lane lane;
+    Slots ring(Warpgroup);
+    KeySlots k(Warpgroup);
+    unsigned c_phase = 0;
+    each_block(Warpgroup, [&](const Item& /*it*/, int /*block*/) {
+      output_block<Warpgroup>(lane, ring, k, c_phase);
+      ring.advance(2);
+      k.advance(2);
+      c_phase ^= 1;
+    });
+  }
+
+ private:
+  template <int Warpgroup>
+  __device__ __forceinline__ void output_block(const Lane& lane, const Slots& ring, const KeySlots& k,
+                                               unsigned c_phase) const {
+    const unsigned q_tile = at(Space::q, ring.slot, Space::q_bytes), k_tile = at(Space::k, k.slot, Space::k_bytes);
+    const unsigned gates = at(Space::gates, ring.slot, Space::gate_bytes);
+    float s[32], o[N / 2];
+
+    arch::wait(at(Space::q_full, ring.slot), ring.phase);
+    arch::wait(at(Space::k_full, k.slot), k.phase);
+    const std::uint64_t q_rows = arch::tile_descriptor(q_tile), k_rows = arch::tile_descriptor(k_tile);
+    arch::products_begin();
+#pragma unroll
+    for (int d = 0; d < 4 * M; ++d) {
+      constexpr int panel_step = panel_bytes / 16, depth_step = 32 / 16;
+      const int offset = d / 4 * panel_step + d % 4 * depth_step;
+      arch::multiply<__nv_bfloat16, depth, depth>(s, q_rows + offset, k_rows + offset, d > 0);
+    }
+    arch::products_commit();
+    arch::wait(at(Space::v_full, ring.slot), ring.phase);
+    float2 u[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      u[h] = arch::read_float2(gates + Space::u + 8 * (lane.row + 8 * h));
+    }
+    arch::products_wait<0>();
+    arch::pin(s);
+    if (lane.lane == 0) arch::arrive(at(Space::k_empty, k.slot));
+    float sums[2] = {0, 0};
+    gate_scores(s, u, gates, lane, sums);
+
+    arch::wait(at(Space::c_full, Warpgroup), c_phase);
+    const std::uint64_t state = arch::tile_descriptor(at(Space::state), M * panel_bytes);
+    arch::products_begin();
+#pragma unroll
+    for (int d = 0; d < 4 * M; ++d) {
+      constexpr int panel_step = panel_bytes / 16, depth_step = 32 / 16, state_step = 16 * 128 / 16;
+      arch::multiply<__nv_bfloat16, depth, across>(o, q_rows + d / 4 * panel_step + d % 4 * depth_step,
+                                                   state + d * state_step, d > 0);
+    }
+    arch::products_commit();
+    float qn[2] = {0, 0};
+    if (Normalized) dots_with_n(q_tile, at(Space::n, Warpgroup, Space::n_bytes), lane, qn);
+    arch::products_wait<0>();
+    arch::pin(o);
+    if (lane.lane == 0) arch::arrive(at(Space::c_empty));
+
+    // What a row is multiplied by: scale / den, in the part of the state times qbar.
+    float factor[2], weight[2];
+    const auto scale = static_cast<float>(call.scale);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      factor[h] = scale;
+      weight[h] = arch::read_float(gates + Space::qbar + 4 * (lane.row + 8 * h));
+      if (Normalized) {
+        const float least = arch::read_float(gates + Space::floor + 4 * (lane.row + 8 * h));
+        const float sum = scale * over_row(sums[h] + weight[h] * qn[h]), size = fabsf(sum);
+        const float inverse = __fdividef(1, fmaxf(size, least) + static_cast<float>(call.eps));
+        factor[h] *= inverse;
+        if (lane.pair == 0) {
+          const unsigned row = at(Space::rows, ring.slot, Space::row_bytes) + 4 * (lane.row + 8 * h);
+          arch::write_float(row + Space::inverse, inverse);
+          arch::write_float(row + Space::slope, size > least ? copysignf(inverse, -sum) : 0.0F);
+        }
+      }
+      weight[h] *= factor[h];
+    }
+#pragma unroll
+    for (int e = 0; e < N / 2; ++e) o[e] *= weight[e / 2 % 2];
+    uint32_t high[4][4], low[4];
+#pragma unroll
+    for (int e = 0; e < 32; e += 2) {
+      const float by = factor[e / 2 % 2];
+      const float2 value{s[e] * by, s[e + 1] * by};
+      if (e < 8)
+        high[0][e / 2] = split(value, low[e / 2]);
+      else
+        high[e / 8][e / 2 % 4] = arch::pack(value, __nv_bfloat16{});
+    }
+    arch::pin(o);
+    const std::uint64_t values = arch::tile_descriptor(at(Space::v, ring.slot, Space::v_bytes), panel_bytes);
+    arch::products_begin();
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      constexpr int token_step = 16 * 128 / 16;
+      arch::multiply<__nv_bfloat16, across>(o, high[t], values + t * token_step, true);
+    }
+    arch::multiply<__nv_bfloat16, across>(o, low, values, true);
+    arch::products_commit();
+    arch::products_wait<0>();
+    arch::pin(o);
+    if (lane.lane == 0) arch::arrive(at(Space::v_empty, ring.slot));
+
+    arch::named_wait(warps_barrier(Warpgroup), warpgroup_threads);  // nobody reads Q any more
+#pragma unroll
+    for (int n = 0; n < N / 16; ++n) {
+      const float* x = o + 8 * n;
+      const auto pack = [&](int e) { return arch::pack(float2{x[e], x[e + 1]}, __nv_bfloat16{}); };
+      arch::store_tiles((q_tile + n / 4 * panel_bytes + lane.tile_row()) ^ (n % 4 * 32), pack(0), pack(2), pack(4),
+                        pack(6));
+    }
+    arch::writes_before_copies();
+    arch::named_arrive(staged_barrier(Warpgroup), warpgroup_threads + 32);
+  }
+
+  // S becomes P before the denominator; sums of its rows too. 16-key parts right of a warp's rows are masked whole.
+  __device__ __forceinline__ void gate_scores(float (&s)[32], const float2 (&u)[2], unsigned gates, const Lane& lane,
+                                              float (&sums)[2]) const {
+    const auto gate_part = [&](int part, bool masked) {
+#pragma unroll
+      for (int n = 2 * part; n < 2 * part + 2; ++n) {
+        const float4 c = arch::read_float4(gates + Space::c + 8 * (8 * n + lane.pair));
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int h = e / 2, column = 8 * (n % 2) + lane.pair + e % 2;
+          const float exponent = (u[h].x + (e % 2 ? c.z : c.x)) + (u[h].y + (e % 2 ? c.w : c.y));
+          s[4 * n + e] *= arch::exp2(exponent);
+          if (masked && column > lane.row % 16 + 8 * h) s[4 * n + e] = 0;
+          if (Normalized) sums[h] += s[4 * n + e];
+        }
+      }
+    };
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+      if (part < lane.warp) {
+        gate_part(part, false);
+      } else if (part == lane.warp) {
+        gate_part(part, true);
+      } else {
+#pragma unroll
+        for (int e = 8 * part; e < 8 * part + 8; ++e) s[e] = 0;
+      }
+    }
+  }
+
+  // q.n of this thread's rows, in parts that add up over the row. n has all its digits: it goes in as the sum of three
+  // bfloat16, in three columns of a product with eight.
+  __device__ __forceinline__ void dots_with_n(unsigned q_tile, unsigned n, const Lane& lane, float (&sums)[2]) const {
+    float product[4] = {0, 0, 0, 0};
+    const int part = lane.lane / 4;
+    const unsigned from = n + min(part, 2) * Space::n_part + lane.pair * 4;
+#pragma unroll
+    for (int d = 0; d < 4 * M; ++d) {
+      uint32_t tiles[4];
+      arch::load_tiles(tiles, (q_tile + d / 4 * panel_bytes + lane.tile_row()) ^ (d % 4 * 32));
+      uint2 column = arch::read_words(from + 32 * d);
+      if (part > 2) column = {0, 0};
+      arch::multiply_add(product, tiles, column.x, column.y, __nv_bfloat16{});
+    }
+    sums[0] = product[0] + product[1];
+    sums[1] = product[2] + product[3];
+  }
+};
+
+}  // namespace tfla::cuda::sm90::forward
