@@ -1,0 +1,207 @@
+// Stage `states` and its reverse-time twin on Hopper: the state.
+#pragma once
+
+#include "cuda/sm90/states/plan.cuh"
+
+namespace tfla::cuda::sm90::states {
+
+template <Time Direction, Pass Which, int M, int N>
+struct Carrier : Block<Direction, Which, M, N> {
+  using Base = Block<Direction, Which, M, N>;
+  using Base::blocks_per_chunk;
+  using Base::call;
+  using Base::column_step;
+  using Base::each_item;
+  using Base::empty;
+  using Base::full;
+  using Base::gates;
+  using Base::half;
+  using Base::proper;
+  using Base::reverse;
+  using Base::row_step;
+  using Base::shape;
+  using Base::space;
+  using typename Base::Space;
+  using typename Base::Tile;
+
+  __device__ void carry(int warpgroup) const {
+    const Lane at;
+    Ring<Space::slots> ring;
+    unsigned turn = 0, loads = 0;  // loads: parity of what came into each buffer
+    const auto scale = static_cast<float>(call.scale);
+    each_item([&](const Item& it) {
+      const int column = it.column + warpgroup * N;
+      Tile tile;
+      float n[M][2];
+      start(it, column, at, tile, n);
+      int k = 0;
+      for (BlockWalk<Direction> walk(it, blocks_per_chunk()); walk.more(); walk.next(), ring.advance()) {
+        const bool enters = walk.enters_chunk();
+        const std::int64_t unit = (it.first_number + walk.chunk) * call.heads + it.head;
+        if (proper && enters) {
+          if (reverse) {
+            const bool has_next = walk.chunk + 1 < it.chunks;
+            if (k == 0 && has_next) await_c(1, loads);
+            await_c(k % 2, loads);
+            const int stale = (k + 1) % 2;
+            const float with_own = tile.product_with(half(k % 2, warpgroup), at);
+            const float with_next = has_next ? tile.product_with(half(stale, warpgroup), at) : 0.0F;
+            store_through(unit, it, warpgroup, at, with_own, with_next, has_next);
+            tile.publish(half(stale, warpgroup), at);
+          } else {
+            arch::wait(space + Space::drained, turn ^ 1);
+            turn ^= 1;
+            tile.publish(half(0, warpgroup), at);
+          }
+          arch::writes_before_copies();
+          __syncwarp();
+          if (at.lane == 0) arch::arrive(space + Space::staged);
+          if (column == 0) store_n(unit, it, at, n);
+          ++k;
+        }
+        arch::wait(full(ring.slot), ring.phase);
+        const unsigned weights = gates(ring.slot);
+        if (enters) {
+          const float decay = arch::read_float(weights + 4 * 2 * block_tokens);
+          tile.scale(decay);
+#pragma unroll
+          for (int m = 0; m < M; ++m) n[m][0] *= decay, n[m][1] *= decay;
+        }
+        const unsigned slot = space + ring.slot * Space::slot_bytes;
+        tile.add(
+            slot, slot + Space::x_bytes + warpgroup * Space::y_bytes, at,
+            [&](int t) {
+              const float2 w = arch::read_float2(weights + 4 * t);
+              if (!reverse) return w;
+              const float2 inverse = arch::read_float2(weights + 4 * (block_tokens + t));
+              return float2{scale * w.x * inverse.x, scale * w.y * inverse.y};
+            },
+            n);
+        arch::products_wait<0>();
+        tile.hold();
+        if (at.lane == 0) arch::arrive(empty(ring.slot));
+      }
+      finish(it, column, at, tile, n);
+    });
+  }
+
+ private:
+  __device__ void await_c(int buffer, unsigned& loads) const {
+    arch::wait(space + Space::loaded + 8 * buffer, loads >> buffer & 1);
+    loads ^= 1U << buffer;
+  }
+
+  __device__ const StateRows& from_C() const { return reverse ? call.dC_last : call.C0; }
+
+  __device__ const StateRows& to_C() const { return reverse ? call.dC0 : call.C_last; }
+
+  __device__ float* segment_state(const Item& it) const {
+    const std::int64_t size = static_cast<std::int64_t>(call.dqk) * call.padded_dhv();
+    return call.segment_states + ((it.sequence * call.heads + it.head) * call.segments + it.segment) * size;
+  }
+
+  __device__ float* segment_norm(const Item& it) const {
+    return static_cast<float*>(call.segment_norms) +
+           ((it.sequence * call.heads + it.head) * call.segments + it.segment) * call.dqk;
+  }
+
+  // Element-wise between the tile and float32 in global memory.
+  template <class Move>
+  __device__ void each_inside(const Item& it, int column, const Lane& at, Tile& tile, const Move& move) const {
+    tile.each(at, [&](int r, int c, float& value, float& next) {
+      if (it.row + r >= call.dqk) return;
+      if (column + c < call.dhv) move(it.row + r, column + c, value);
+      if (column + c + 1 < call.dhv) move(it.row + r, column + c + 1, next);
+    });
+  }
+
+  // The rows of n that this thread's quad holds parts of.
+  template <class Read>
+  __device__ void read_n(const Item& it, const Lane& at, float (&n)[M][2], const Read& read) const {
+    if (at.pair != 0) return;  // one lane has it all, the others of the quad begin at zero
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int row = it.row + 64 * m + at.row + 8 * h;
+        if (row < call.dqk) n[m][h] = read(row);
+      }
+  }
+
+  template <class Write>
+  __device__ void write_n(const Item& it, const Lane& at, const float (&n)[M][2], const Write& write) const {
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int row = it.row + 64 * m + at.row + 8 * h;
+        const float sum = reverse ? 0.0F : over_row(n[m][h]);  // dn is zero where these kernels are used
+        if (at.pair == 0 && row < call.dqk) write(row, sum);
+      }
+  }
+
+  __device__ void start(const Item& it, int column, const Lane& at, Tile& tile, float (&n)[M][2]) const {
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+      n[m][0] = n[m][1] = 0;
+#pragma unroll
+      for (float& x : tile.c[m]) x = 0;
+    }
+    if (!proper) return;
+    if (call.segments > 1) {
+      const float* from = segment_state(it);
+      each_inside(it, column, at, tile, [&](int r, int c, float& value) {
+        value = from[static_cast<std::int64_t>(r) * call.padded_dhv() + c];
+      });
+      const float* from_n = segment_norm(it);
+      read_n(it, at, n, [&](int r) { return from_n[r]; });
+      return;
+    }
+    const auto read = [&](const StateRows& rows, int r, int c) {
+      return static_cast<const float*>(rows.data)[it.sequence * rows.sequence + it.head * rows.head + r * rows.row + c];
+    };
+    if (from_C().data != nullptr)
+      each_inside(it, column, at, tile, [&](int r, int c, float& value) { value = read(from_C(), r, c); });
+    if (!reverse && call.n0.data != nullptr) read_n(it, at, n, [&](int r) { return read(call.n0, 0, r); });
+  }
+
+  __device__ void store_n(std::int64_t unit, const Item& it, const Lane& at, float (&n)[M][2]) const {
+    float* to = (reverse ? call.dn_states : static_cast<float*>(call.n_states)) + unit * call.dqk;
+    write_n(it, at, n, [&](int r, float value) { to[r] = value; });
+  }
+
+  // See portable/states.cu for why two products.
+  __device__ void store_through(std::int64_t unit, const Item& it, int warpgroup, const Lane& at, float with_own,
+                                float with_next, bool has_next) const {
+    const double decay = call.gbar[unit];
+    double product = has_next ? 0.5 * (decay * with_own + with_next) : decay * with_own;
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) product += __shfl_xor_sync(0xFFFFFFFFU, product, offset);
+    const int tile = it.row / row_step * shape.column_tiles + it.column / column_step;
+    const int part = (tile * warpgroups + warpgroup) * 4 + at.warp;
+    if (at.lane == 0) call.through[unit * call.through_parts + part] = product;
+  }
+
+  __device__ void finish(const Item& it, int column, const Lane& at, Tile& tile, float (&n)[M][2]) const {
+    if (!proper) {
+      float* to = segment_state(it);
+      each_inside(it, column, at, tile, [&](int r, int c, float& value) {
+        to[static_cast<std::int64_t>(r) * call.padded_dhv() + c] = value;
+      });
+      if (column != 0) return;
+      float* to_n = segment_norm(it);
+      write_n(it, at, n, [&](int r, float value) { to_n[r] = value; });
+      return;
+    }
+    if (reverse ? it.segment != 0 : it.high != it.chunks) return;
+    const auto write = [&](const StateRows& rows, int r, int c, float value) {
+      static_cast<float*>(rows.data)[it.sequence * rows.sequence + it.head * rows.head + r * rows.row + c] = value;
+    };
+    if (to_C().data != nullptr)
+      each_inside(it, column, at, tile, [&](int r, int c, float& value) { write(to_C(), r, c, value); });
+    const StateRows& to_n = reverse ? call.dn0 : call.n_last;
+    if (column == 0 && to_n.data != nullptr) write_n(it, at, n, [&](int r, float value) { write(to_n, 0, r, value); });
+  }
+};
+
+}  // namespace tfla::cuda::sm90::states

@@ -1,0 +1,101 @@
+// Stage `states` and its reverse-time twin on Hopper: the warps that move data.
+#pragma once
+
+#include "cuda/sm90/states/plan.cuh"
+
+namespace tfla::cuda::sm90::states {
+
+template <Time Direction, Pass Which, int M, int N>
+struct Movers : Block<Direction, Which, M, N> {
+  using Base = Block<Direction, Which, M, N>;
+  using Base::blocks_per_chunk;
+  using Base::call;
+  using Base::each_item;
+  using Base::empty;
+  using Base::full;
+  using Base::gates;
+  using Base::half;
+  using Base::maps;
+  using Base::reverse;
+  using Base::space;
+  using typename Base::Space;
+
+  __device__ void load_tokens() const {
+    Ring<Space::slots> ring;
+    each_item([&](const Item& it) {
+      for (BlockWalk<Direction> walk(it, blocks_per_chunk()); walk.more(); walk.next(), ring.advance()) {
+        const int token = walk.chunk * call.L + walk.block * block_tokens;
+        const int batch = static_cast<int>(it.sequence);
+        const unsigned slot = space + ring.slot * Space::slot_bytes;
+        arch::wait(empty(ring.slot), ring.phase ^ 1);
+        arch::arrive_expecting(full(ring.slot), Space::slot_bytes);
+        for (int p = 0; p < M; ++p)
+          arch::load_box(slot + p * panel_bytes, &maps.x, full(ring.slot), it.row + p * panel, token,
+                         it.head / call.group, batch);
+        for (int p = 0; p < warpgroups * N / panel; ++p)
+          arch::load_box(slot + Space::x_bytes + p * panel_bytes, &maps.y, full(ring.slot), it.column + p * panel,
+                         token, it.head, batch);
+      }
+    });
+  }
+
+  __device__ void load_gates() const {
+    const int lane = threadIdx.x % 32;
+    Ring<Space::slots> ring;
+    each_item([&](const Item& it) {
+      const float* first = reverse ? call.qbar : call.abar;
+      for (BlockWalk<Direction> walk(it, blocks_per_chunk()); walk.more(); walk.next(), ring.advance()) {
+        const std::int64_t token = static_cast<std::int64_t>(walk.chunk) * call.L + walk.block * block_tokens;
+        const std::int64_t at = it.head * call.all_tokens() + it.sequence * call.tokens + token;
+        arch::wait(empty(ring.slot), ring.phase ^ 1);
+        const unsigned to = gates(ring.slot);
+        for (int t = lane; t < block_tokens; t += 32) {
+          const bool valid = token + t < call.tokens;
+          const std::int64_t from = valid ? at + t : at;
+          arch::copy_small<4>(to + 4 * t, first + from, valid);
+          if (reverse) arch::copy_small<4>(to + 4 * (block_tokens + t), call.inverse + from, valid);
+        }
+        if (lane == 0) {
+          const std::int64_t unit = (it.first_number + walk.chunk) * call.heads + it.head;
+          arch::copy_small<4>(to + 4 * 2 * block_tokens, call.gbar + unit, true);
+        }
+        arch::arrive_after_copies(full(ring.slot));
+      }
+    });
+  }
+
+  __device__ void move_states() const {
+    unsigned turn = 0;
+    const auto load_c = [&](const Item& it, int chunk, int buffer) {
+      const unsigned barrier = space + Space::loaded + 8 * buffer;
+      arch::arrive_expecting(barrier, warpgroups * Space::half_bytes);
+      const auto unit = static_cast<int>((it.first_number + chunk) * call.heads + it.head);
+      for (int p = 0; p < warpgroups * N / panel; ++p)
+        arch::load_box(half(buffer, 0) + p * M * panel_bytes, &maps.c, barrier, it.column + p * panel, it.row, unit);
+    };
+    each_item([&](const Item& it) {
+      const int count = it.high - it.low;
+      if (reverse) {
+        load_c(it, it.high - 1, 0);
+        if (it.high < it.chunks) load_c(it, it.high, 1);
+      }
+      for (int k = 0; k < count; ++k, turn ^= 1) {
+        const int chunk = reverse ? it.high - 1 - k : it.low + k;
+        const int buffer = reverse ? (k + 1) % 2 : 0;
+        arch::wait(space + Space::staged, turn);
+        const auto unit = static_cast<int>((it.first_number + chunk) * call.heads + it.head);
+        for (int p = 0; p < warpgroups * N / panel; ++p)
+          arch::store_box(half(buffer, 0) + p * M * panel_bytes, &maps.stored, it.column + p * panel, it.row, unit);
+        arch::commit_stores();
+        arch::wait_stores_read<0>();
+        if (!reverse)
+          arch::arrive(space + Space::drained);
+        else if (k + 1 < count)
+          load_c(it, chunk - 1, buffer);
+      }
+    });
+    arch::wait_stores<0>();
+  }
+};
+
+}  // namespace tfla::cuda::sm90::states
