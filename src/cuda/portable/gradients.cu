@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks)
   store_rows(dV, call.dv, chunk, head, key, place.count, col, call.dhv, stream.space);
 }
 
-// In the arithmetic of the call: all of it in double took half of the time of gate_gradients_kernel.
+// In the arithmetic of the call: in double throughout, gate_gradients took 41 us instead of 31 (H200).
 template <class Real>
 __device__ Real sigmoid(Real x) {
   return x >= 0 ? 1 / (1 + exp(-x)) : exp(x) / (1 + exp(x));
