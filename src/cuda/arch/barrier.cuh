@@ -48,4 +48,8 @@ __device__ __forceinline__ void more_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
 }
 
+// The compiler forgets what it knows of x: what follows from it is computed where it is used, and not kept in
+// registers.
+__device__ __forceinline__ void forget(std::int64_t& x) { asm volatile("" : "+l"(x)); }
+
 }  // namespace tfla::cuda::arch

@@ -60,7 +60,7 @@ struct Movers : Block<M, N, Normalized, Keep> {
           const std::int64_t token = static_cast<std::int64_t>(block) * block_tokens + t;
           const bool valid = token < call.tokens;
           std::int64_t from = valid ? row + token : row;
-          asm volatile("" : "+l"(from));  // five pointers kept over the loop would not fit into the registers
+          arch::forget(from);  // five pointers kept over the loop would not fit into the registers
           arch::copy_small<8>(to + Space::u + 8 * t, call.u + from, valid);
           arch::copy_small<8>(to + Space::c + 8 * t, call.log_c + from, valid);
           arch::copy_small<4>(to + Space::qbar + 4 * t, call.qbar + from, valid);
@@ -69,7 +69,7 @@ struct Movers : Block<M, N, Normalized, Keep> {
         }
         if (lane == 0) {
           std::int64_t unit = (static_cast<std::int64_t>(it.sequence) * it.chunks + block) * call.heads + it.head;
-          asm volatile("" : "+l"(unit));
+          arch::forget(unit);
           arch::copy_small<4>(to + Space::decay, call.gbar + unit, true);
         }
         arch::arrive_after_copies(at(Space::v_full, ring.slot));
@@ -140,7 +140,7 @@ struct Movers : Block<M, N, Normalized, Keep> {
       const std::int64_t token = static_cast<std::int64_t>(block) * block_tokens + t;
       if (token >= call.tokens) continue;
       std::int64_t to = it.head * call.all_tokens() + it.sequence * call.tokens + token;
-      asm volatile("" : "+l"(to));  // as in load_gates
+      arch::forget(to);  // as in load_gates
       call.inverse[to] = arch::read_float(rows + Space::inverse + 4 * t);
       call.slope[to] = arch::read_float(rows + Space::slope + 4 * t);
     }
