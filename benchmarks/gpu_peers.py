@@ -6,26 +6,20 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from statistics import median
 from typing import Any
 
 import torch
+from versions import versions
 
 CHUNK = 128  # the paper's choice for its xl_chunk kernels
 
 
 def about() -> dict[str, Any]:
-    def of(package: str) -> str:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return "not installed"
-
     return {
         "gpu": torch.cuda.get_device_name(),
         "python": platform.python_version(),
-        "packages": {name: of(name) for name in ("torch", "triton", "mlstm_kernels", "fla-core")},
+        "packages": versions("torch", "triton", "mlstm_kernels", "fla-core"),
     }
 
 

@@ -21,9 +21,10 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from versions import versions
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("gates", "ablations", "steps")
@@ -76,18 +77,11 @@ def about() -> dict[str, Any]:
 
     import tfla
 
-    def of(package: str) -> str:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return "not installed"
-
-    packages = ("torch", "triton", "xlstm", "mlstm_kernels")
     return {
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU",
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%MZ"),
         "python": platform.python_version(),
-        "packages": {"tfla": tfla.__version__} | {name: of(name) for name in packages},
+        "packages": {"tfla": tfla.__version__} | versions("torch", "triton", "xlstm", "mlstm_kernels"),
     }
 
 

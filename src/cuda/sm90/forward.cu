@@ -11,7 +11,7 @@
 // needs them to more digits than H does, so keys go in as the sum of two bfloat16.
 //
 // P of the first 16 keys of a block, which all of its rows see, goes into its product as the sum of two bfloat16: the
-// rounding of P would be half of the error of H. Both terms of all keys would take 8 % longer.
+// rounding of P would be half of the error of H. Both terms of all keys took 10 % longer.
 #include <algorithm>
 
 #include "cuda/launch.h"
