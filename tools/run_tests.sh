@@ -14,8 +14,11 @@ summary=()
 still=()
 if setarch -R true 2>/dev/null; then still=(setarch -R); fi
 
+# awk reads to the end of its input. With head or grep -m the program before it in the pipe may die of SIGPIPE, and with
+# pipefail so would this.
+
 # count REPORT NAME: an attribute of ctest's JUnit report, such as failures="3".
-count() { sed -n "s/^\s*$2=\"\([0-9]*\)\"$/\1/p" "$1" | head -n 1; }
+count() { sed -n "s/^\s*$2=\"\([0-9]*\)\"$/\1/p" "$1" | awk 'NR == 1'; }
 
 # Each sets `passed` and `failed`.
 test_preset() {
@@ -46,7 +49,7 @@ test_python() {
   fi
   # pytest has all attributes in one line.
   local suite
-  suite=$(tr '>' '\n' <"$report" | grep -m 1 '<testsuite ')
+  suite=$(tr '>' '\n' <"$report" | awk '/<testsuite / && !found++')
   attribute() { sed -n "s/.* $1=\"\([0-9]*\)\".*/\1/p" <<<"$suite"; }
   failed=$(($(attribute failures) + $(attribute errors)))
   passed=$(($(attribute tests) - failed - $(attribute skipped)))
