@@ -110,10 +110,13 @@ void choose_cuda_ranges(Plan& plan, const MlstmOptions& options, bool hopper_sha
   if (plan.formulation == Formulation::parallel) plan.chunk = longest;
   // Hopper's gradients take 128 tokens at a time; forward and backward must agree on what is kept.
   if (hopper_shape) plan.chunk = std::max(power_of_two_above(plan.chunk), usual_chunk);
-  // Stage states has a block per sequence, head and 64 x 128 tile of the state; four per multiprocessor of a large GPU
-  // keep it busy. Segments make up for the rest, as long as each has a few chunks.
-  constexpr std::int64_t wanted_blocks = 528, fewest_chunks = 4, most_segments = 64;
-  const std::int64_t tiles = ceil_div(plan.shape.dqk, 64) * ceil_div(plan.shape.dhv, 128);
+  // Segments of a sequence make up for blocks that are too few to keep a large GPU busy, as long as each has a few
+  // chunks. Stage states has a block per sequence, head and 64 x 128 tile of the state, four to a multiprocessor; on
+  // Hopper tiles are larger, one to a multiprocessor.
+  constexpr std::int64_t multiprocessors = 132, fewest_chunks = 4, most_segments = 64;
+  const std::int64_t tiles =
+      plan.hopper ? cuda::hopper_tiles(plan.shape) : ceil_div(plan.shape.dqk, 64) * ceil_div(plan.shape.dhv, 128);
+  const std::int64_t wanted_blocks = multiprocessors * (plan.hopper ? 1 : 4);
   const std::int64_t blocks = std::max<std::int64_t>(plan.shape.sequences * plan.shape.heads * tiles, 1);
   const std::int64_t chunks = ceil_div(longest, plan.chunk);
   plan.segments = std::clamp<std::int64_t>(std::min(wanted_blocks / blocks, chunks / fewest_chunks), 1, most_segments);

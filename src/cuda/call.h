@@ -65,18 +65,17 @@ struct Call {
   // scratch
   Chunk* chunks;         // [numbers]
   std::int64_t numbers;  // upper bound of the number of chunks
-  double* b;             // [H,tokens] cumulative log f inside the chunk
-  double* c;             // [H,tokens] log i - b
-  double* top;           // [H,tokens] running maximum of c
+  double* c;             // [H,tokens] log i - b, b being the sum of log f inside the chunk; not for 16-bit types
   Log* u;                // [H,tokens] b - m, an exponent of exp_sum
   Log* log_c;            // [H,tokens] c, the other
   Real* qbar;            // [H,tokens] weight of the incoming state in row t
   Real* abar;            // [H,tokens] weight of token j in the outgoing state
-  Real* floor;           // [H,tokens] exp(-m), the least denominator; only in Hopper's forward
+  Real* floor;           // [H,tokens] exp(-m), the least denominator; only in forward of 16-bit types
   Real* slope;           // [H,tokens] derivative of den by q.n, times -1 / den
   double* norm_work;     // [numbers,H,dqk] n in progress; only for dqk above 256
   Real* inverse;         // [H,tokens] 1 / den
   Real* deta;            // [H,tokens] gradient of q.n; exact normalizer gradient only
+  double* b_last;        // [numbers,H] sum of log f over each chunk
   double* m_start;       // [numbers,H] max state at the start of each chunk
   double* m_end;         // [numbers,H] and at its end
   Real* gbar;            // [numbers,H] decay of the state over the chunk

@@ -13,6 +13,8 @@ namespace tfla::cuda {
 // Throw Unavailable with the call that failed.
 void check(cudaError_t status, const char* call);
 void check_launch(const char* kernel);
+// Whether this GPU runs code that was compiled for Hopper or newer: clusters, and kernels that start early.
+[[nodiscard]] bool runs_sm90_code();
 
 // Launches a kernel on a one-dimensional grid, with its shared memory allowed for.
 template <class Kernel, class... Args>
@@ -21,6 +23,25 @@ void launch_blocks(const char* name, Kernel kernel, std::int64_t blocks, int thr
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), name);
   kernel<<<static_cast<unsigned>(blocks), threads, shared_bytes, stream>>>(args...);
   check_launch(name);
+}
+
+// The same for kernels that begin with arch::after_previous_kernel: their blocks may come onto the GPU before the kernel
+// before them is done, so that it costs no time to start them.
+template <class Kernel, class... Args>
+void launch_chained(const char* name, Kernel kernel, std::int64_t blocks, int threads, int shared_bytes,
+                    cudaStream_t stream, const Args&... args) {
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), name);
+  cudaLaunchAttribute chained{};
+  chained.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  chained.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = {static_cast<unsigned>(blocks), 1, 1};
+  config.blockDim = {static_cast<unsigned>(threads), 1, 1};
+  config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
+  config.stream = stream;
+  config.attrs = &chained;
+  config.numAttrs = runs_sm90_code() ? 1 : 0;
+  check(cudaLaunchKernelEx(&config, kernel, args...), name);
 }
 
 // Parts in which stage dstates leaves <C, dC> of a chunk: one per warp and tile of the state.

@@ -68,11 +68,12 @@ void carve(Arena& arena, Arena& kept, const Plan& plan, Call<typename Config<T>:
     call.n_states = place.take<typename Config<T>::Norm>(states * call.dqk);
   }
   call.chunks = arena.take<Chunk>(call.numbers);
-  for (double** vector : {&call.b, &call.c, &call.top}) *vector = arena.take<double>(vectors);
+  if (!is_16_bit<T>) call.c = arena.take<double>(vectors);
   call.u = arena.take<typename Call<Real>::Log>(vectors);
   call.log_c = arena.take<typename Call<Real>::Log>(vectors);
   for (Real** vector : {&call.qbar, &call.abar}) *vector = arena.take<Real>(vectors);
-  if (fused) call.floor = arena.take<Real>(vectors);
+  if (is_16_bit<T> && plan.operation == Operation::forward) call.floor = arena.take<Real>(vectors);
+  call.b_last = arena.take<double>(chunks);
   call.m_start = arena.take<double>(chunks);
   call.m_end = arena.take<double>(chunks);
   call.gbar = arena.take<Real>(chunks);
@@ -258,6 +259,27 @@ void check(cudaError_t status, const char* call) {
 
 void check_launch(const char* kernel) { check(cudaGetLastError(), kernel); }
 
+namespace {
+
+int capability() {
+  int device = 0, major = 0, minor = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
+  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute");
+  return 10 * major + minor;
+}
+
+}  // namespace
+
+bool runs_sm90_code() {
+  constexpr int compiled[] = {__CUDA_ARCH_LIST__};  // 10 times the capability
+  const int own = 10 * capability();
+  int best = 0;
+  for (const int code : compiled)
+    if (code <= own) best = std::max(best, code);
+  return best >= 900;
+}
+
 void check_available() {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
@@ -266,13 +288,10 @@ void check_available() {
                       (status == cudaSuccess ? "none was found" : cudaGetErrorString(status)) +
                       "); use the device cpu");
   }
-  int device = 0, major = 0, minor = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute");
-  if (10 * major + minor < oldest_capability) {
-    throw Unavailable("tfla: the GPU has compute capability " + std::to_string(major) + "." + std::to_string(minor) +
-                      "; 8.0 or newer is needed");
+  const int own = capability();
+  if (own < oldest_capability) {
+    throw Unavailable("tfla: the GPU has compute capability " + std::to_string(own / 10) + "." +
+                      std::to_string(own % 10) + "; 8.0 or newer is needed");
   }
 }
 
@@ -316,6 +335,10 @@ bool hopper_takes_gradients(const Plan& plan, const MlstmOptions& options) {
   Call<float> call = call_of_shape<float>(plan);
   call.scale = resolve(options, plan.shape.dqk).scale;
   return sm90::takes_gradients(call);
+}
+
+std::int64_t hopper_tiles(const MlstmShape& shape) {
+  return sm90::state_tiles(static_cast<int>(shape.dqk), static_cast<int>(shape.dhv));
 }
 
 bool hopper_fits(const MlstmForward& args) {

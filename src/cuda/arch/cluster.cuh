@@ -24,4 +24,18 @@ __device__ __forceinline__ void cluster_wait() {
 #endif
 }
 
+// Kernels of launch_chained: waits until the kernels before this one are done and what they wrote can be read.
+__device__ __forceinline__ void after_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// From here on the next kernel may come onto the GPU, where it waits.
+__device__ __forceinline__ void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 }  // namespace tfla::cuda::arch

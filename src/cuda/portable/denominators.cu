@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(block_threads) denominators_kernel(Call<typena
       if (lane == s) qn = call.scale * sum;
     }
     if (!valid) continue;
-    const Denominator<double> den(qn, m, call.eps);
+    const Denominator<double> den(qn, exp(-m), call.eps);
     call.inverse[at + t] = static_cast<Real>(den.inverse);
     call.slope[at + t] = static_cast<Real>(den.slope);
   }

@@ -73,8 +73,9 @@ struct Denominator {
   Real inverse = 1, slope = 0;
 
   Denominator() = default;
-  __device__ Denominator(Real qn, Real m, double eps) {
-    const Real size = fabs(qn), floor = exp(-m);
+  // floor: exp(-m).
+  __device__ Denominator(Real qn, Real floor, double eps) {
+    const Real size = fabs(qn);
     inverse = 1 / ((size < floor ? floor : size) + static_cast<Real>(eps));
     slope = size > floor ? copysign(inverse, -qn) : Real{0};
   }
@@ -89,12 +90,6 @@ __device__ __forceinline__ double warp_scan(double value, const Op& op) {
     if (threadIdx.x % warp_size >= offset) value = op(other, value);
   }
   return value;
-}
-
-// u = b - m of token t of a chunk that begins with m_start. Not as that difference, which would be rounded.
-template <class Real>
-__device__ __forceinline__ double row_exponent(const Call<Real>& call, std::int64_t at, int t, double m_start) {
-  return call.exponential ? -fmax(m_start, call.top[at + t]) : call.b[at + t];
 }
 
 // Start of a sequence on the packed axis; a dense batch is packed row after row.

@@ -1,7 +1,6 @@
-// Stage `gates`: chunk table, the scan inside chunks, the scan over chunks, and the vectors every matrix kernel reads.
+// Stage `gates`: chunk table and what each chunk does to the max state, the scan over chunks, and the vectors every
+// matrix kernel reads.
 // All in double: sums of log f reach the hundreds, and there are only T of them.
-#include <algorithm>
-
 #include "cuda/launch.h"
 #include "cuda/portable/device.cuh"
 
@@ -10,10 +9,12 @@ namespace tfla::cuda {
 namespace {
 
 template <class Real>
-__global__ void chunk_table_kernel(Call<Real> call) {
-  const std::int64_t number = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
-  if (number >= call.numbers) return;
+__device__ Chunk chunk_at(const Call<Real>& call, std::int64_t number) {
   std::int64_t low = 0, high = call.sequences;  // the owner is in [low, high)
+  if (call.chunks_per_row > 0) {
+    low = static_cast<unsigned>(number) / static_cast<unsigned>(call.chunks_per_row);  // 64 bits take long to divide
+    high = low + 1;
+  }
   while (high - low > 1) {
     const std::int64_t middle = (low + high) / 2;
     (first_chunk(call, middle) <= number ? low : high) = middle;
@@ -23,56 +24,16 @@ __global__ void chunk_table_kernel(Call<Real> call) {
   const std::int64_t first = first_chunk(call, low);
   const std::int64_t begin = (number - first) * call.L;
   const bool dense = call.cu_seqlens == nullptr;
-  call.chunks[number] = {.token = dense ? begin : start + begin,
-                         .packed = start + begin,
-                         .batch = dense ? static_cast<int>(low) : 0,
-                         .sequence = static_cast<int>(low),
-                         .length = static_cast<int>(
-                             max(static_cast<std::int64_t>(0), min(static_cast<std::int64_t>(call.L), length - begin))),
-                         .first = static_cast<int>(first)};
+  return {.token = dense ? begin : start + begin,
+          .packed = start + begin,
+          .batch = dense ? static_cast<int>(low) : 0,
+          .sequence = static_cast<int>(low),
+          .length = static_cast<int>(
+              max(static_cast<std::int64_t>(0), min(static_cast<std::int64_t>(call.L), length - begin))),
+          .first = static_cast<int>(first)};
 }
 
-// b, c and the running maximum of c inside a chunk: one warp per chunk and head, two tokens per lane, since the scans
-// over lanes take most of the time.
-template <class Real>
-__global__ void chunk_scan_kernel(Call<Real> call) {
-  const std::int64_t unit = (blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x) / warp_size;
-  if (unit >= call.numbers * call.heads) return;
-  const Chunk chunk = call.chunks[unit / call.heads];
-  const int head = static_cast<int>(unit % call.heads);
-  const int lane = threadIdx.x % warp_size;
-  const std::int64_t at = call.vector(chunk, head);
-  constexpr int tokens_per_lane = 2;
-  double total = 0, highest = -INFINITY;
-  for (int start = 0; start < chunk.length; start += tokens_per_lane * warp_size) {
-    const int first = start + tokens_per_lane * lane;
-    double f[tokens_per_lane] = {}, i[tokens_per_lane] = {}, b[tokens_per_lane], top[tokens_per_lane];
-#pragma unroll
-    for (int x = 0; x < tokens_per_lane; ++x)
-      if (first + x < chunk.length) log_gates(call, chunk.batch, chunk.token + first + x, head, f[x], i[x]);
-    const double sum = warp_scan(f[0] + f[1], [](double x, double y) { return x + y; });
-    const double sum_before = __shfl_up_sync(0xFFFFFFFFU, sum, 1);
-    b[0] = (lane == 0 ? total : total + sum_before) + f[0];
-    b[1] = b[0] + f[1];
-    const auto c = [&](int x) { return first + x < chunk.length ? i[x] - b[x] : -INFINITY; };
-    top[1] = fmax(highest, warp_scan(fmax(c(0), c(1)), [](double x, double y) { return fmax(x, y); }));
-    const double before = __shfl_up_sync(0xFFFFFFFFU, top[1], 1);
-    top[0] = fmax(lane == 0 ? highest : before, c(0));
-#pragma unroll
-    for (int x = 0; x < tokens_per_lane; ++x) {
-      if (first + x >= chunk.length) continue;
-      call.b[at + first + x] = b[x];
-      call.c[at + first + x] = c(x);
-      call.top[at + first + x] = top[x];
-    }
-    total = __shfl_sync(0xFFFFFFFFU, b[1], warp_size - 1);
-    highest = __shfl_sync(0xFFFFFFFFU, top[1], warp_size - 1);
-  }
-}
-
-constexpr int scan_threads = 128;
-
-// What a run of chunks does to the max state: m becomes b + max(m, top). Such maps compose.
+// What a run of tokens does to the max state: m becomes b + max(m, top). Such maps compose.
 struct MaxMap {
   double b = 0, top = -INFINITY;
 
@@ -82,11 +43,88 @@ struct MaxMap {
   }
 };
 
+constexpr int tokens_per_lane = 2;  // the scans over lanes take most of the time
+
+// Walks a chunk of one head, a warp's worth of tokens at a time: visit(t, b, c, top) with the sum of log f up to t, log
+// i - b and the running maximum of that. Returns the map of the whole chunk.
+template <class Real, class Visit>
+__device__ __forceinline__ MaxMap scan_chunk(const Call<Real>& call, const Chunk& chunk, int head, const Visit& visit) {
+  const int lane = threadIdx.x % warp_size;
+  MaxMap all;
+  for (int start = 0; start < chunk.length; start += tokens_per_lane * warp_size) {
+    const int first = start + tokens_per_lane * lane;
+    double f[tokens_per_lane] = {}, i[tokens_per_lane] = {}, b[tokens_per_lane], top[tokens_per_lane];
+#pragma unroll
+    for (int x = 0; x < tokens_per_lane; ++x)
+      if (first + x < chunk.length) log_gates(call, chunk.batch, chunk.token + first + x, head, f[x], i[x]);
+    const double sum = warp_scan(f[0] + f[1], [](double x, double y) { return x + y; });
+    const double sum_before = __shfl_up_sync(0xFFFFFFFFU, sum, 1);
+    b[0] = (lane == 0 ? all.b : all.b + sum_before) + f[0];
+    b[1] = b[0] + f[1];
+    const auto c = [&](int x) { return first + x < chunk.length ? i[x] - b[x] : -INFINITY; };
+    top[1] = fmax(all.top, warp_scan(fmax(c(0), c(1)), [](double x, double y) { return fmax(x, y); }));
+    const double before = __shfl_up_sync(0xFFFFFFFFU, top[1], 1);
+    top[0] = fmax(lane == 0 ? all.top : before, c(0));
+#pragma unroll
+    for (int x = 0; x < tokens_per_lane; ++x)
+      if (first + x < chunk.length) visit(first + x, b[x], c(x), top[x]);
+    all = {__shfl_sync(0xFFFFFFFFU, b[1], warp_size - 1), __shfl_sync(0xFFFFFFFFU, top[1], warp_size - 1)};
+  }
+  return all;
+}
+
+// Kernels with one warp per chunk and head. A block has neighbouring heads of a chunk, so that what memory brings of
+// their gates is used while it is near.
+constexpr int chunk_threads = 256;
+template <class Real>
+constexpr int chunk_blocks = sizeof(Real) == 4 ? 4 : 1;  // on a multiprocessor: mostly they wait
+
+template <class Real>
+__host__ __device__ unsigned head_groups(const Call<Real>& call) {
+  constexpr unsigned heads_per_block = chunk_threads / warp_size;
+  return (static_cast<unsigned>(call.heads) + heads_per_block - 1) / heads_per_block;
+}
+
+template <class Real>
+struct ChunkAndHead {
+  std::int64_t number, unit;
+  int head;
+  bool valid;
+
+  __device__ explicit ChunkAndHead(const Call<Real>& call) {
+    const unsigned groups = head_groups(call);
+    number = blockIdx.x / groups;
+    head = static_cast<int>((blockIdx.x % groups * chunk_threads + threadIdx.x) / warp_size);
+    unit = number * call.heads + head;
+    valid = head < call.heads;
+  }
+};
+
+// The chunk table, and b and top of every chunk and head.
+
+template <class Real>
+__global__ void __launch_bounds__(chunk_threads, chunk_blocks<Real>) chunk_totals_kernel(Call<Real> call) {
+  arch::after_previous_kernel();
+  arch::let_next_kernel_start();
+  const ChunkAndHead<Real> here(call);
+  if (!here.valid) return;
+  const Chunk chunk = chunk_at(call, here.number);
+  const MaxMap total = scan_chunk(call, chunk, here.head, [](int, double, double, double) {});
+  if (threadIdx.x % warp_size != 0) return;
+  if (here.head == 0) call.chunks[here.number] = chunk;
+  call.b_last[here.unit] = total.b;
+  call.m_end[here.unit] = total.top;  // until sequence_scan puts m there
+}
+
+constexpr int scan_threads = 256;
+
 // The max state at every chunk start: one block per sequence and head, one thread per chunk at a time.
 template <class Real>
 __global__ void __launch_bounds__(scan_threads) sequence_scan_kernel(Call<Real> call) {
   __shared__ MaxMap warp_maps[scan_threads / warp_size];
   __shared__ double ends[scan_threads];
+  arch::after_previous_kernel();
+  arch::let_next_kernel_start();
   const std::int64_t sequence = blockIdx.x / call.heads;
   const int head = static_cast<int>(blockIdx.x % call.heads);
   const int thread = static_cast<int>(threadIdx.x), warp = thread / warp_size;
@@ -100,12 +138,9 @@ __global__ void __launch_bounds__(scan_threads) sequence_scan_kernel(Call<Real> 
   }
   for (int base = 0; base < count; base += scan_threads) {
     const int x = base + thread;
-    MaxMap map;
-    if (x < count) {
-      const Chunk chunk = call.chunks[first + x];
-      const std::int64_t last = call.vector(chunk, head) + chunk.length - 1;
-      map = {call.b[last], call.top[last]};
-    }
+    const std::int64_t unit = (first + x) * call.heads + head;
+    MaxMap own, map;
+    if (x < count) map = own = {call.b_last[unit], call.m_end[unit]};
 #pragma unroll
     for (int offset = 1; offset < warp_size; offset *= 2) {
       const MaxMap before = map.lane_before(offset);
@@ -119,8 +154,10 @@ __global__ void __launch_bounds__(scan_threads) sequence_scan_kernel(Call<Real> 
     ends[thread] = end;
     __syncthreads();
     if (x < count) {
-      call.m_start[(first + x) * call.heads + head] = thread == 0 ? m : ends[thread - 1];
-      call.m_end[(first + x) * call.heads + head] = end;
+      const double begin = thread == 0 ? m : ends[thread - 1];
+      call.m_start[unit] = begin;
+      call.m_end[unit] = end;
+      call.gbar[unit] = static_cast<Real>(exp(own.b + begin - end));
     }
     m = ends[min(scan_threads, count - base) - 1];
     __syncthreads();  // before the next round writes there
@@ -139,19 +176,20 @@ __device__ float exponential(double x, float /*as*/) {
   return exp2f(parts.x) * (1 + static_cast<float>(1 / log2_e) * parts.y);
 }
 
-// The vectors that matrix kernels read: one thread per token and head.
+// The vectors that matrix kernels read. The scan inside the chunk is done again rather than kept: its three doubles per
+// token would take longer to write and read.
 template <class Real>
-__global__ void gate_vectors_kernel(Call<Real> call) {
-  const unsigned unit = blockIdx.x;
-  const Chunk chunk = call.chunks[unit / call.heads];
-  const int head = static_cast<int>(unit % call.heads);
+__global__ void __launch_bounds__(chunk_threads, chunk_blocks<Real>) gate_vectors_kernel(Call<Real> call) {
+  arch::after_previous_kernel();
+  arch::let_next_kernel_start();
+  const ChunkAndHead<Real> here(call);
+  if (!here.valid) return;
+  const Chunk chunk = call.chunks[here.number];
   if (chunk.length == 0) return;
-  const std::int64_t at = call.vector(chunk, head);
-  const double m_start = call.m_start[unit], m_end = call.m_end[unit];
-  const double b_last = call.b[at + chunk.length - 1];
-  for (int t = threadIdx.x; t < chunk.length; t += blockDim.x) {
-    const double c = call.c[at + t];
-    const double u = row_exponent(call, at, t, m_start);
+  const std::int64_t at = call.vector(chunk, here.head);
+  const double m_start = call.m_start[here.unit], m_end = call.m_end[here.unit], b_last = call.b_last[here.unit];
+  scan_chunk(call, chunk, here.head, [&](int t, double b, double c, double top) {
+    const double u = call.exponential ? -fmax(m_start, top) : b;  // b - m, but not as that difference: it rounds
     as_exponent(u, call.u[at + t]);
     as_exponent(c, call.log_c[at + t]);
     call.qbar[at + t] = exponential(u + m_start, Real{});
@@ -160,13 +198,9 @@ __global__ void gate_vectors_kernel(Call<Real> call) {
       call.inverse[at + t] = 1;
       call.slope[at + t] = 0;
     }
-    if (call.floor != nullptr) call.floor[at + t] = exponential(u - call.b[at + t], Real{});
-  }
-  if (threadIdx.x == 0) call.gbar[unit] = static_cast<Real>(exp(b_last + m_start - m_end));
-}
-
-__host__ unsigned warps_as_blocks(std::int64_t units) {
-  return static_cast<unsigned>((units * warp_size + scan_threads - 1) / scan_threads);
+    if (call.floor != nullptr) call.floor[at + t] = exponential(u - b, Real{});
+    if (call.c != nullptr) call.c[at + t] = c;
+  });
 }
 
 }  // namespace
@@ -174,16 +208,11 @@ __host__ unsigned warps_as_blocks(std::int64_t units) {
 template <class Real>
 void launch_gates(const Call<Real>& call, cudaStream_t stream) {
   if (call.numbers == 0) return;
-  const auto tables = static_cast<unsigned>((call.numbers + scan_threads - 1) / scan_threads);
-  chunk_table_kernel<<<tables, scan_threads, 0, stream>>>(call);
-  check_launch("chunk_table");
-  chunk_scan_kernel<<<warps_as_blocks(call.numbers * call.heads), scan_threads, 0, stream>>>(call);
-  check_launch("chunk_scan");
-  sequence_scan_kernel<<<static_cast<unsigned>(call.sequences * call.heads), scan_threads, 0, stream>>>(call);
-  check_launch("sequence_scan");
-  const int vector_threads = std::min(scan_threads, (call.L + warp_size - 1) / warp_size * warp_size);
-  gate_vectors_kernel<<<static_cast<unsigned>(call.numbers * call.heads), vector_threads, 0, stream>>>(call);
-  check_launch("gate_vectors");
+  const std::int64_t chunks = call.numbers * head_groups(call);
+  launch_chained("chunk_totals", chunk_totals_kernel<Real>, chunks, chunk_threads, 0, stream, call);
+  launch_chained("sequence_scan", sequence_scan_kernel<Real>, call.sequences * call.heads, scan_threads, 0, stream,
+                 call);
+  launch_chained("gate_vectors", gate_vectors_kernel<Real>, chunks, chunk_threads, 0, stream, call);
 }
 
 template void launch_gates(const Call<float>&, cudaStream_t);

@@ -250,6 +250,8 @@ __device__ Real gate_slope(const Call<Real>& call, bool log_sigmoid, Real x) {
 // chunk and head, from the last token to the first.
 template <class Real>
 __global__ void gate_gradients_kernel(Call<Real> call, int parts, int through_parts) {
+  arch::after_previous_kernel();
+  arch::let_next_kernel_start();
   const std::int64_t unit = (blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x) / 32;
   if (unit >= call.numbers * call.heads) return;
   const Chunk chunk = call.chunks[unit / call.heads];
@@ -326,7 +328,7 @@ void launch_gate_gradients(const Call<RealOf<T>>& call, cudaStream_t stream) {
   if (call.numbers == 0) return;
   const int dqk_tiles = (call.dqk + Config<T>::width - 1) / Config<T>::width;
   const std::int64_t warps = call.numbers * call.heads;
-  launch_blocks("gate_gradients", gate_gradients_kernel<RealOf<T>>, (warps * 32 + block_threads - 1) / block_threads,
+  launch_chained("gate_gradients", gate_gradients_kernel<RealOf<T>>, (warps * 32 + block_threads - 1) / block_threads,
                 block_threads, 0, stream, call, dqk_tiles, call.through_parts);
 }
 

@@ -61,7 +61,6 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks)
   const std::int64_t at = call.vector(chunk, head);
   const auto scale = static_cast<Real>(call.scale);
   const bool has_state = number != chunk.first || call.C0.data != nullptr;
-  const double m_start = call.m_start[number * call.heads + head];
   const View<T> q = tokens_of<T>(call.q, chunk, qk_head, row, call.dqk);
 
   // 16-bit types: the rows of S, summed before they are rounded, are q.n. Where results have more digits than that has,
@@ -117,7 +116,7 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks)
         Denominator<Real> den;
         if (call.normalized) {
           qn[r] += Scores::over_row(part[r]);
-          den = {qn[r], static_cast<Real>(call.b[at + t] - row_exponent(call, at, t, m_start)), call.eps};
+          den = {qn[r], call.floor[at + t], call.eps};
         }
         inverse[r] = den.inverse;
         if (tile == 0 && threadIdx.x % Scores::lanes == 0 && Scores::row_of(r) < rows) {

@@ -4,6 +4,8 @@
 // Where sequences x heads x tiles do not fill the GPU, sequences are cut into segments. A first pass sums each segment
 // up from zero, a scan over these totals gives the state at every segment's start, and the pass proper begins there.
 // The gate scan is global, so this is exact: every segment works in the final scale.
+#include <algorithm>
+
 #include "cuda/launch.h"
 #include "cuda/portable/device.cuh"
 
@@ -270,7 +272,7 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks + (is_16_bit<
     const std::int64_t at = call.vector(chunk, head);
     weight = valid ? flow.weight(at + token) : Real{0};
     if (col == 0 && valid) {
-      n_weight = flow.n_weight(at + token, call.b[at + chunk.length - 1], call.m_end[number * call.heads + head]);
+      n_weight = flow.n_weight(at + token, call.b_last[number * call.heads + head], call.m_end[number * call.heads + head]);
     } else {
       n_weight = 0;
     }
@@ -306,7 +308,7 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks + (is_16_bit<
     }
 #pragma unroll
     for (Real& value : C.x) value *= decay;
-    n *= flow.n_decay(decay, call.b[call.vector(chunk, head) + chunk.length - 1], call.m_start[unit], call.m_end[unit]);
+    n *= flow.n_decay(decay, call.b_last[unit], call.m_start[unit], call.m_end[unit]);
   };
   // Weights go onto X, which is the smaller operand.
   const auto multiply = [&](int buffer) {
@@ -376,54 +378,67 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks + (is_16_bit<
     state_element<Real>(flow.to_n(), sequence, head, 0, n_row) = static_cast<Real>(n);
 }
 
-// Totals of the segments become the states they start from. One thread per element of the state.
+// Totals of the segments become the states they start from: totals of a segment are replaced by the sum of those before
+// it, each decayed by what lies between. `parts` blocks share a state.
 template <class T, Time Direction>
-__global__ void __launch_bounds__(block_threads)
-    segment_scan_kernel(Call<typename Config<T>::Real> call, int element_blocks) {
+__global__ void __launch_bounds__(block_threads) segment_scan_kernel(Call<typename Config<T>::Real> call, int parts) {
   using Real = typename Config<T>::Real;
-  const std::int64_t unit = blockIdx.x / element_blocks;
+  using Norm = typename Config<T>::Norm;
+  arch::after_previous_kernel();
+  arch::let_next_kernel_start();
+  const unsigned unit = blockIdx.x / parts;
   const int head = static_cast<int>(unit % call.heads);
   const std::int64_t sequence = unit / call.heads;
   const Flow<T, Direction> flow{call, head};
-  using Norm = typename Config<T>::Norm;
   __shared__ Norm decays[largest_segments];
-  if (threadIdx.x < call.segments) {
-    const Segment<Real> segment(call, sequence, threadIdx.x, call.chunks_per_segment);
-    Norm decay = 1;
-    for (int x = segment.low; x < segment.high; ++x) {
-      const std::int64_t unit = (segment.first + x) * call.heads + head;
-      const Chunk chunk = call.chunks[segment.first + x];
-      const double b_last = call.b[call.vector(chunk, head) + chunk.length - 1];
-      decay *= flow.n_decay(call.gbar[unit], b_last, call.m_start[unit], call.m_end[unit]);
-    }
-    decays[threadIdx.x] = decay;
+  for (int s = static_cast<int>(threadIdx.x) / warp_size; s < call.segments; s += block_warps) {
+    const Segment<Real> segment(call, sequence, s, call.chunks_per_segment);
+    const auto unit_of = [&](int chunk) { return (segment.first + chunk) * call.heads + head; };
+    const int lane = threadIdx.x % warp_size;
+    double b = 0;
+#pragma unroll 8
+    for (int x = segment.low + lane; x < segment.high; x += warp_size) b += call.b_last[unit_of(x)];
+#pragma unroll
+    for (int offset = warp_size / 2; offset > 0; offset /= 2) b += __shfl_xor_sync(0xFFFFFFFFU, b, offset);
+    if (lane == 0 && segment.low < segment.high)
+      decays[s] = exp(b + call.m_start[unit_of(segment.low)] - call.m_end[unit_of(segment.high - 1)]);
   }
   __syncthreads();
-  const std::int64_t element = blockIdx.x % element_blocks * static_cast<std::int64_t>(block_threads) + threadIdx.x;
-  const std::int64_t matrix = static_cast<std::int64_t>(call.dqk) * call.padded_dhv();
-  if (element >= matrix + call.dqk) return;
   const Segment<Real> whole(call, sequence, 0, call.chunks_per_segment);
   const int used = (whole.chunks + call.chunks_per_segment - 1) / call.chunks_per_segment;
-  // totals(segment) is replaced by the sum of those before it, each decayed by what lies between.
   const auto scan = [&](auto running, const auto& totals) {
+    using Number = decltype(running);
+    constexpr int ahead = 8;  // loads that are under way together
     if (used == 0) totals(0) = running;
-    for (int s = 0; s < used; ++s) {
-      const int index = Direction == Time::forward ? s : used - 1 - s;
-      const auto sum = totals(index);
-      totals(index) = running;
-      running = static_cast<decltype(running)>(decays[index]) * running + sum;
+    for (int first = 0; first < used; first += ahead) {
+      Number sums[ahead];
+      const auto index = [&](int x) { return Direction == Time::forward ? first + x : used - 1 - first - x; };
+#pragma unroll
+      for (int x = 0; x < ahead; ++x)
+        if (first + x < used) sums[x] = totals(index(x));
+#pragma unroll
+      for (int x = 0; x < ahead; ++x) {
+        if (first + x >= used) break;
+        totals(index(x)) = running;
+        running = static_cast<Number>(decays[index(x)]) * running + sums[x];
+      }
     }
   };
-  if (element >= matrix) {
-    const std::int64_t r = element - matrix;
-    Norm first = 0;
-    if (flow.from_n().data != nullptr) first = state_element<Real>(flow.from_n(), sequence, head, 0, r);
-    scan(first, [&](int index) -> Norm& { return segment_norm<T>(call, sequence, head, index)[r]; });
-  } else {
-    const std::int64_t r = element / call.padded_dhv(), c = element % call.padded_dhv();
-    Real first = 0;
-    if (c < call.dhv && flow.from_C().data != nullptr) first = state_element<Real>(flow.from_C(), sequence, head, r, c);
-    scan(first, [&](int index) -> Real& { return segment_state(call, sequence, head, index)[element]; });
+  const unsigned columns = call.padded_dhv(), matrix = call.dqk * columns;
+  const unsigned step = parts * block_threads;
+  for (unsigned element = blockIdx.x % parts * block_threads + threadIdx.x; element < matrix + call.dqk; element += step) {
+    if (element >= matrix) {
+      const unsigned r = element - matrix;
+      Norm first = 0;
+      if (flow.from_n().data != nullptr) first = state_element<Real>(flow.from_n(), sequence, head, 0, r);
+      scan(first, [&](int index) -> Norm& { return segment_norm<T>(call, sequence, head, index)[r]; });
+    } else {
+      const unsigned r = element / columns, c = element % columns;
+      Real first = 0;
+      if (c < call.dhv && flow.from_C().data != nullptr)
+        first = state_element<Real>(flow.from_C(), sequence, head, r, c);
+      scan(first, [&](int index) -> Real& { return segment_state(call, sequence, head, index)[element]; });
+    }
   }
 }
 
@@ -448,12 +463,14 @@ void launch(const Call<typename Config<T>::Real>& call, cudaStream_t stream) {
 
 template <class T>
 void launch_segment_scan(const Call<typename Config<T>::Real>& call, Time direction, cudaStream_t stream) {
+  const std::int64_t states = call.sequences * call.heads;
   const std::int64_t elements = static_cast<std::int64_t>(call.dqk) * (call.padded_dhv() + 1);
-  const auto element_blocks = static_cast<int>((elements + block_threads - 1) / block_threads);
-  launch_blocks(
+  constexpr std::int64_t wanted_blocks = 2112;  // sixteen to a multiprocessor of a large GPU
+  const std::int64_t parts = std::clamp<std::int64_t>(wanted_blocks / states, 1, (elements + block_threads - 1) / block_threads);
+  launch_chained(
       "segment_scan",
       direction == Time::forward ? segment_scan_kernel<T, Time::forward> : segment_scan_kernel<T, Time::reverse>,
-      call.sequences * call.heads * element_blocks, block_threads, 0, stream, call, element_blocks);
+      states * parts, block_threads, 0, stream, call, static_cast<int>(parts));
 }
 
 template <class T>

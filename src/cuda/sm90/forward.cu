@@ -14,6 +14,7 @@
 // rounding of P would be half of the error of H. Both terms of all keys took 10 % longer.
 #include <algorithm>
 
+#include "cuda/arch/cluster.cuh"
 #include "cuda/launch.h"
 #include "cuda/sm90/forward/carrier.cuh"
 #include "cuda/sm90/forward/movers.cuh"
@@ -47,6 +48,8 @@ __global__ void __launch_bounds__(threads, 1)
     arch::barriers_ready();
   }
   __syncthreads();
+  arch::after_previous_kernel();
+  arch::let_next_kernel_start();
   const Block<M, N, Normalized, Keep> block{call, maps, shape, space};
   const int warp = static_cast<int>(threadIdx.x) / 32, warpgroup = warp / 4;
   if (warpgroup == 0) {
@@ -89,7 +92,7 @@ void launch_kernel(const Call<float>& call, cudaStream_t stream) {
   maps.k = token_map(call.k, call.batch, call.tokens, call.qk_heads, call.dqk, block_tokens);
   maps.v = token_map(call.v, call.batch, call.tokens, call.heads, call.dhv, block_tokens);
   maps.h = token_map(call.h, call.batch, call.tokens, call.heads, call.dhv, block_tokens);
-  launch_blocks("forward", forward_kernel<M, N, Normalized, Keep>, std::min(shape.items, multiprocessors()), threads,
+  launch_chained("forward", forward_kernel<M, N, Normalized, Keep>, std::min(shape.items, multiprocessors()), threads,
                 Space<M, N>::bytes, stream, maps, call, shape);
 }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "cuda/arch/cluster.cuh"
 #include "cuda/launch.h"
 #include "cuda/sm90/gradients/consumer.cuh"
 #include "cuda/sm90/gradients/producers.cuh"
@@ -27,6 +28,8 @@ __global__ void __launch_bounds__(threads, 1)
   const unsigned memory = arch::shared_address(shared);
   if (threadIdx.x == 0) Barriers<Size>{memory + Plan<Size>::barriers}.init();
   __syncthreads();
+  arch::after_previous_kernel();
+  arch::let_next_kernel_start();
   switch (static_cast<Role>(threadIdx.x / warpgroup)) {
     case Role::producers: {
       arch::fewer_registers<producer_registers>();
@@ -85,7 +88,7 @@ Work work_of(const Call<float>& call) {
   return {.u = call.u,
           .c = call.log_c,
           .inverse = call.inverse,
-          .b = call.b,
+          .b_last = call.b_last,
           .m_start = call.m_start,
           .m_end = call.m_end,
           .row_sums = call.row_sums,
@@ -105,7 +108,7 @@ template <class Size>
 void launch(const Call<float>& call, cudaStream_t stream) {
   const Work work = work_of(call);
   const std::int64_t blocks = std::min<std::int64_t>(work.tiles, multiprocessors());
-  launch_blocks("gradients", gradients_kernel<Size>, blocks, threads, shared_bytes<Size>, stream,
+  launch_chained("gradients", gradients_kernel<Size>, blocks, threads, shared_bytes<Size>, stream,
                 maps_of(call, Size::dqk), work);
 }
 

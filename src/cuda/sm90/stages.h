@@ -13,6 +13,8 @@ namespace tfla::cuda::sm90 {
 [[nodiscard]] int multiprocessors();
 
 // Chunk states and, in reverse time, their gradients with <C, dC>, which comes in state_parts parts per chunk and head.
+// A state is in state_tiles tiles, one to a multiprocessor.
+[[nodiscard]] int state_tiles(int dqk, int dhv);
 [[nodiscard]] int state_parts(int dqk, int dhv);
 void launch_states(const Call<float>& call, cudaStream_t stream);
 void launch_dstates(const Call<float>& call, cudaStream_t stream);

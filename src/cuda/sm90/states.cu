@@ -11,6 +11,7 @@
 // is where dC is rounded to, on its way to global memory.
 #include <algorithm>
 
+#include "cuda/arch/cluster.cuh"
 #include "cuda/launch.h"
 #include "cuda/sm90/stages.h"
 #include "cuda/sm90/states/carrier.cuh"
@@ -38,6 +39,8 @@ __global__ void __launch_bounds__(threads, 1)
     arch::barriers_ready();
   }
   __syncthreads();
+  arch::after_previous_kernel();
+  arch::let_next_kernel_start();
   const Block<Direction, Which, M, N> block{call, maps, shape, space};
   const int warpgroup = static_cast<int>(threadIdx.x) / warpgroup_threads;
   if (warpgroup == 0) {
@@ -74,7 +77,7 @@ void launch_pass(const Call<float>& call, cudaStream_t stream) {
   };
   if (Which == Pass::proper) maps.stored = map_of(reverse ? call.dstates : call.states);
   if (Which == Pass::proper && reverse) maps.c = map_of(call.states);
-  launch_blocks("states", states_kernel<Direction, Which, M, N>, std::min(shape.items, multiprocessors()), threads,
+  launch_chained("states", states_kernel<Direction, Which, M, N>, std::min(shape.items, multiprocessors()), threads,
                 Space<Direction, M, N>::bytes, stream, maps, call, shape);
 }
 
@@ -82,7 +85,7 @@ void launch_pass(const Call<float>& call, cudaStream_t stream) {
 template <Time Direction, Pass Which, int M, int N>
 void launch_step(const Call<float>& call, cudaStream_t stream) {
   launch_pass<Direction, Which, M, N>(call, stream);
-  if (Which == Pass::totals) launch_segment_scan<__nv_bfloat16>(call, Direction, stream);
+  if (Which != Pass::proper) launch_segment_scan<__nv_bfloat16>(call, Direction, stream);
 }
 
 template <Time Direction, Pass Which>
@@ -95,17 +98,21 @@ void launch(const Call<float>& call, cudaStream_t stream) {
 
 }  // namespace
 
-int state_parts(int dqk, int dhv) {
+int state_tiles(int dqk, int dhv) {
   const auto tiles = [](int size, int step) { return (size + step - 1) / step; };
-  return tiles(dqk, dqk <= 64 ? 64 : 128) * tiles(dhv, dhv <= 128 ? 128 : 256) * warpgroups * 4;
+  return tiles(dqk, dqk <= 64 ? 64 : 128) * tiles(dhv, dhv <= 128 ? 128 : 256);
 }
 
+int state_parts(int dqk, int dhv) { return state_tiles(dqk, dhv) * warpgroups * 4; }
+
 void launch_segment_starts(const Call<float>& call, cudaStream_t stream) {
-  if (call.segments > 1) launch<Time::forward, Pass::totals>(call, stream);
+  if (call.segments == 1) return;
+  if (call.kept_chunk > 0) return launch<Time::forward, Pass::totals>(call, stream);
+  launch<Time::forward, Pass::rough_totals>(call, stream);
 }
 
 void launch_states(const Call<float>& call, cudaStream_t stream) {
-  launch_segment_starts(call, stream);
+  if (call.segments > 1) launch<Time::forward, Pass::totals>(call, stream);
   launch<Time::forward, Pass::proper>(call, stream);
 }
 

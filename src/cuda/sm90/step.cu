@@ -63,7 +63,7 @@ __device__ TokenScalars<typename Config<T>::Real> token_scalars(const StepCall<t
     Wide product = static_cast<Wide>(call.scale) * (static_cast<Wide>(decay) * qn + static_cast<Wide>(weight) * qk);
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) product += __shfl_xor_sync(0xFFFFFFFFU, product, offset);
-    inverse = Denominator<Real>(static_cast<Real>(product), next, call.eps).inverse;
+    inverse = Denominator<Real>(static_cast<Real>(product), exp(-next), call.eps).inverse;
   }
   return {decay, weight, inverse, next};
 }
@@ -88,6 +88,8 @@ __global__ void __launch_bounds__(step_threads, sizeof(typename Config<T>::Real)
   constexpr int row_groups = step_threads / ColumnGroups;
   constexpr int ahead = Tile::ahead;
   const Call<Real>& call = step.call;
+  arch::after_previous_kernel();
+  arch::let_next_kernel_start();
   const int tile = static_cast<int>(blockIdx.x % column_tiles);
   const unsigned unit = blockIdx.x / column_tiles;
   const int head = static_cast<int>(unit % call.heads);
@@ -185,13 +187,6 @@ __global__ void __launch_bounds__(step_threads, sizeof(typename Config<T>::Real)
 #endif
 }
 
-bool has_clusters() {
-  int device = 0, major = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-  return major >= 9;
-}
-
 // False where one cluster cannot have tiles for all of dhv.
 template <class Tile, class T>
 bool launch(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream) {
@@ -200,15 +195,17 @@ bool launch(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream)
   const int tiles = (step.call.dhv + width - 1) / width;
   if (tiles > most_blocks) return false;
   const auto kernel = step_cluster_kernel<T, Tile>;
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {static_cast<unsigned>(tiles), 1, 1};
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {static_cast<unsigned>(tiles), 1, 1};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = {static_cast<unsigned>(step.call.sequences * step.call.heads * tiles), 1, 1};
   config.blockDim = {step_threads, 1, 1};
   config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = 2;
   check(cudaLaunchKernelEx(&config, kernel, step, tiles), "step_cluster");
   return true;
 }
@@ -217,7 +214,7 @@ bool launch(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream)
 
 template <class T>
 bool launch_step_cluster(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream) {
-  if (!has_clusters() || !state_is_wide(step)) return false;
+  if (!runs_sm90_code() || !state_is_wide(step)) return false;
   // H200, 8 heads 256/512: few states take 5.2 us in narrow tiles with many rows on their way, 8.6 in wide ones; many
   // states 3.9 TB/s in wide tiles, of which more fit onto a multiprocessor, 3.4 in narrow ones.
   constexpr std::int64_t few = 32;

@@ -35,7 +35,7 @@ struct Work {
   const float2* u;
   const float2* c;
   const float* inverse;
-  const double* b;
+  const double* b_last;
   const double* m_start;
   const double* m_end;
   float* row_sums;

@@ -111,7 +111,7 @@ __device__ __forceinline__ void load_gates(const Work& work, unsigned memory) {
       float2 inflow, outflow;
       as_exponent(work.m_start[index], inflow);
       arch::write_float2(memory + P::inflow, inflow);
-      as_exponent(work.b[tile.at + tile.length - 1] - work.m_end[index], outflow);
+      as_exponent(work.b_last[index] - work.m_end[index], outflow);
       arch::write_float2(memory + P::outflow, outflow);
       arch::write_int2(memory + P::vectors, {tile.at, tile.length + (index + gridDim.x < work.tiles ? 0 : last_tile)});
     }

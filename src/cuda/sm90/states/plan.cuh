@@ -10,7 +10,8 @@
 
 namespace tfla::cuda::sm90::states {
 
-enum class Pass { totals, proper };
+// The states themselves; the totals of segments, from which they start; the same to the digits that forward needs for H.
+enum class Pass { proper, totals, rough_totals };
 
 constexpr int warpgroups = 2;
 constexpr int threads = (1 + warpgroups) * warpgroup_threads;
@@ -107,7 +108,7 @@ struct Shape {
 template <Time Direction, Pass Which, int M, int N>
 struct Block {
   using Space = states::Space<Direction, M, N>;
-  using Tile = StateTile<M, N, Terms::two>;
+  using Tile = StateTile<M, N, Which == Pass::rough_totals ? Terms::one : Terms::two>;
   static constexpr bool reverse = Direction == Time::reverse;
   static constexpr bool proper = Which == Pass::proper;
   static constexpr int row_step = 64 * M, column_step = warpgroups * N;
