@@ -43,77 +43,123 @@ struct MaxMap {
   }
 };
 
-constexpr int tokens_per_lane = 2;  // the scans over lanes take most of the time
-
-// Walks a chunk of one head, a warp's worth of tokens at a time: visit(t, b, c, top) with the sum of log f up to t, log
-// i - b and the running maximum of that. Returns the map of the whole chunk.
-template <class Real, class Visit>
-__device__ __forceinline__ MaxMap scan_chunk(const Call<Real>& call, const Chunk& chunk, int head, const Visit& visit) {
-  const int lane = threadIdx.x % warp_size;
-  MaxMap all;
-  for (int start = 0; start < chunk.length; start += tokens_per_lane * warp_size) {
-    const int first = start + tokens_per_lane * lane;
-    double f[tokens_per_lane] = {}, i[tokens_per_lane] = {}, b[tokens_per_lane], top[tokens_per_lane];
-#pragma unroll
-    for (int x = 0; x < tokens_per_lane; ++x)
-      if (first + x < chunk.length) log_gates(call, chunk.batch, chunk.token + first + x, head, f[x], i[x]);
-    const double sum = warp_scan(f[0] + f[1], [](double x, double y) { return x + y; });
-    const double sum_before = __shfl_up_sync(0xFFFFFFFFU, sum, 1);
-    b[0] = (lane == 0 ? all.b : all.b + sum_before) + f[0];
-    b[1] = b[0] + f[1];
-    const auto c = [&](int x) { return first + x < chunk.length ? i[x] - b[x] : -INFINITY; };
-    top[1] = fmax(all.top, warp_scan(fmax(c(0), c(1)), [](double x, double y) { return fmax(x, y); }));
-    const double before = __shfl_up_sync(0xFFFFFFFFU, top[1], 1);
-    top[0] = fmax(lane == 0 ? all.top : before, c(0));
-#pragma unroll
-    for (int x = 0; x < tokens_per_lane; ++x)
-      if (first + x < chunk.length) visit(first + x, b[x], c(x), top[x]);
-    all = {__shfl_sync(0xFFFFFFFFU, b[1], warp_size - 1), __shfl_sync(0xFFFFFFFFU, top[1], warp_size - 1)};
-  }
-  return all;
-}
-
-// Kernels with one warp per chunk and head. A block has neighbouring heads of a chunk, so that what memory brings of
-// their gates is used while it is near.
+// Kernels with one warp per chunk and head: a block has as many neighbouring heads of a chunk as warps.
 constexpr int chunk_threads = 256;
+constexpr int heads_per_block = chunk_threads / warp_size;
 template <class Real>
-constexpr int chunk_blocks = sizeof(Real) == 4 ? 4 : 1;  // on a multiprocessor: mostly they wait
+constexpr int chunk_blocks = sizeof(Real) == 4 ? 3 : 1;  // on a multiprocessor: mostly they wait
 
 template <class Real>
 __host__ __device__ unsigned head_groups(const Call<Real>& call) {
-  constexpr unsigned heads_per_block = chunk_threads / warp_size;
   return (static_cast<unsigned>(call.heads) + heads_per_block - 1) / heads_per_block;
 }
 
+// The gate scan of one chunk, in slabs. Gates are read by tokens, as they lie in memory; scanned by heads, four
+// neighbouring tokens to a lane; and what comes of them is visited by heads again, neighbouring lanes on neighbouring
+// tokens, so that vectors are written in long stretches.
 template <class Real>
-struct ChunkAndHead {
-  std::int64_t number, unit;
-  int head;
-  bool valid;
+struct ChunkScan {
+  static constexpr int tokens_per_lane = 4, slab = tokens_per_lane * warp_size;
+  static constexpr int row = slab + 2;  // where eight heads of two tokens lie in banks of their own
+  struct Slab {
+    double b[heads_per_block][row], c[heads_per_block][row], top[heads_per_block][row];  // first log f, log i
+  };
 
-  __device__ explicit ChunkAndHead(const Call<Real>& call) {
+  const Call<Real>& call;
+  Slab& shared;
+  std::int64_t number, unit;
+  int first_head, warp, lane, head;
+
+  __device__ ChunkScan(const Call<Real>& of, Slab& memory) : call(of), shared(memory) {
     const unsigned groups = head_groups(call);
     number = blockIdx.x / groups;
-    head = static_cast<int>((blockIdx.x % groups * chunk_threads + threadIdx.x) / warp_size);
+    first_head = static_cast<int>(blockIdx.x % groups * heads_per_block);
+    warp = static_cast<int>(threadIdx.x) / warp_size;
+    lane = static_cast<int>(threadIdx.x) % warp_size;
+    head = first_head + warp;
     unit = number * call.heads + head;
-    valid = head < call.heads;
+  }
+
+  // visit(t, b, c, top): the sum of log f up to token t, log i - b, and the running maximum of that. Returns the map of
+  // the whole chunk. By all threads of a block; heads beyond the last have maps that change nothing.
+  template <bool Visits, class Visit>
+  __device__ __forceinline__ MaxMap run(const Chunk& chunk, const Visit& visit) {
+    MaxMap all;
+    for (int start = 0; start < chunk.length; start += slab) {
+      const int count = min(slab, chunk.length - start);
+      if (start > 0) __syncthreads();  // the slab before is done with
+      read(chunk, start, count);
+      __syncthreads();
+      all = scan<Visits>(all);
+      if (!Visits || head >= call.heads) continue;
+      __syncwarp();
+      for (int t = lane; t < count; t += warp_size)
+        visit(start + t, shared.b[warp][t], shared.c[warp][t], shared.top[warp][t]);
+    }
+    return all;
+  }
+
+ private:
+  __device__ __forceinline__ void read(const Chunk& chunk, int start, int count) {
+#pragma unroll
+    for (int x = 0; x < slab * heads_per_block / chunk_threads; ++x) {
+      const int index = static_cast<int>(threadIdx.x) + x * chunk_threads;
+      const int h = index % heads_per_block, t = index / heads_per_block;
+      double f = 0, i = -INFINITY;
+      if (t < count && first_head + h < call.heads)
+        log_gates(call, chunk.batch, chunk.token + start + t, first_head + h, f, i);
+      shared.b[h][t] = f;
+      shared.c[h][t] = i;
+    }
+  }
+
+  template <bool Visits>
+  __device__ __forceinline__ MaxMap scan(const MaxMap& before) {
+    double b[tokens_per_lane], c[tokens_per_lane], top[tokens_per_lane];
+    const int first = tokens_per_lane * lane;
+#pragma unroll
+    for (int x = 0; x < tokens_per_lane; ++x) {
+      b[x] = shared.b[warp][first + x] + (x > 0 ? b[x - 1] : 0);
+      c[x] = shared.c[warp][first + x];
+    }
+    const double sum = warp_scan(b[tokens_per_lane - 1], [](double x, double y) { return x + y; });
+    const double sum_before = __shfl_up_sync(0xFFFFFFFFU, sum, 1);
+    const double base = lane == 0 ? before.b : before.b + sum_before;
+#pragma unroll
+    for (int x = 0; x < tokens_per_lane; ++x) {
+      b[x] += base;
+      c[x] -= b[x];
+      top[x] = x > 0 ? fmax(top[x - 1], c[x]) : c[x];
+    }
+    const double highest = warp_scan(top[tokens_per_lane - 1], [](double x, double y) { return fmax(x, y); });
+    const double highest_before = __shfl_up_sync(0xFFFFFFFFU, highest, 1);
+    const double floor = lane == 0 ? before.top : fmax(before.top, highest_before);
+#pragma unroll
+    for (int x = 0; x < tokens_per_lane; ++x) {
+      top[x] = fmax(top[x], floor);
+      if (!Visits) continue;
+      shared.b[warp][first + x] = b[x];
+      shared.c[warp][first + x] = c[x];
+      shared.top[warp][first + x] = top[x];
+    }
+    return {__shfl_sync(0xFFFFFFFFU, b[tokens_per_lane - 1], warp_size - 1),
+            __shfl_sync(0xFFFFFFFFU, top[tokens_per_lane - 1], warp_size - 1)};
   }
 };
 
 // The chunk table, and b and top of every chunk and head.
-
 template <class Real>
 __global__ void __launch_bounds__(chunk_threads, chunk_blocks<Real>) chunk_totals_kernel(Call<Real> call) {
+  __shared__ typename ChunkScan<Real>::Slab slab;
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
-  const ChunkAndHead<Real> here(call);
-  if (!here.valid) return;
-  const Chunk chunk = chunk_at(call, here.number);
-  const MaxMap total = scan_chunk(call, chunk, here.head, [](int, double, double, double) {});
-  if (threadIdx.x % warp_size != 0) return;
-  if (here.head == 0) call.chunks[here.number] = chunk;
-  call.b_last[here.unit] = total.b;
-  call.m_end[here.unit] = total.top;  // until sequence_scan puts m there
+  ChunkScan<Real> scan(call, slab);
+  const Chunk chunk = chunk_at(call, scan.number);
+  const MaxMap total = scan.template run<false>(chunk, [](int, double, double, double) {});
+  if (threadIdx.x == 0 && scan.first_head == 0) call.chunks[scan.number] = chunk;
+  if (scan.lane != 0 || scan.head >= call.heads) return;
+  call.b_last[scan.unit] = total.b;
+  call.m_end[scan.unit] = total.top;  // until sequence_scan puts m there
 }
 
 constexpr int scan_threads = 256;
@@ -180,15 +226,16 @@ __device__ float exponential(double x, float /*as*/) {
 // token would take longer to write and read.
 template <class Real>
 __global__ void __launch_bounds__(chunk_threads, chunk_blocks<Real>) gate_vectors_kernel(Call<Real> call) {
+  __shared__ typename ChunkScan<Real>::Slab slab;
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
-  const ChunkAndHead<Real> here(call);
-  if (!here.valid) return;
-  const Chunk chunk = call.chunks[here.number];
+  ChunkScan<Real> scan(call, slab);
+  const Chunk chunk = call.chunks[scan.number];
   if (chunk.length == 0) return;
-  const std::int64_t at = call.vector(chunk, here.head);
-  const double m_start = call.m_start[here.unit], m_end = call.m_end[here.unit], b_last = call.b_last[here.unit];
-  scan_chunk(call, chunk, here.head, [&](int t, double b, double c, double top) {
+  const std::int64_t at = call.vector(chunk, scan.head);
+  const std::int64_t unit = min(scan.unit, call.numbers * call.heads - 1);  // heads beyond the last visit nothing
+  const double m_start = call.m_start[unit], m_end = call.m_end[unit], b_last = call.b_last[unit];
+  scan.template run<true>(chunk, [&](int t, double b, double c, double top) {
     const double u = call.exponential ? -fmax(m_start, top) : b;  // b - m, but not as that difference: it rounds
     as_exponent(u, call.u[at + t]);
     as_exponent(c, call.log_c[at + t]);

@@ -272,7 +272,8 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks + (is_16_bit<
     const std::int64_t at = call.vector(chunk, head);
     weight = valid ? flow.weight(at + token) : Real{0};
     if (col == 0 && valid) {
-      n_weight = flow.n_weight(at + token, call.b_last[number * call.heads + head], call.m_end[number * call.heads + head]);
+      n_weight =
+          flow.n_weight(at + token, call.b_last[number * call.heads + head], call.m_end[number * call.heads + head]);
     } else {
       n_weight = 0;
     }
@@ -426,7 +427,8 @@ __global__ void __launch_bounds__(block_threads) segment_scan_kernel(Call<typena
   };
   const unsigned columns = call.padded_dhv(), matrix = call.dqk * columns;
   const unsigned step = parts * block_threads;
-  for (unsigned element = blockIdx.x % parts * block_threads + threadIdx.x; element < matrix + call.dqk; element += step) {
+  for (unsigned element = blockIdx.x % parts * block_threads + threadIdx.x; element < matrix + call.dqk;
+       element += step) {
     if (element >= matrix) {
       const unsigned r = element - matrix;
       Norm first = 0;
@@ -466,7 +468,8 @@ void launch_segment_scan(const Call<typename Config<T>::Real>& call, Time direct
   const std::int64_t states = call.sequences * call.heads;
   const std::int64_t elements = static_cast<std::int64_t>(call.dqk) * (call.padded_dhv() + 1);
   constexpr std::int64_t wanted_blocks = 2112;  // sixteen to a multiprocessor of a large GPU
-  const std::int64_t parts = std::clamp<std::int64_t>(wanted_blocks / states, 1, (elements + block_threads - 1) / block_threads);
+  const std::int64_t parts =
+      std::clamp<std::int64_t>(wanted_blocks / states, 1, (elements + block_threads - 1) / block_threads);
   launch_chained(
       "segment_scan",
       direction == Time::forward ? segment_scan_kernel<T, Time::forward> : segment_scan_kernel<T, Time::reverse>,
