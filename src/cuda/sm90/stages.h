@@ -29,4 +29,8 @@ void launch_forward(const Call<float>& call, cudaStream_t stream);
 [[nodiscard]] bool takes_gradients(const Call<float>& call);
 void launch_gradients(const Call<float>& call, cudaStream_t stream);
 
+// dV of heads too wide for launch_gradients, in chunks of 128 tokens. Asks of a call what takes_gradients does, but for
+// dqk and dhv: any multiples of 8.
+void launch_values(const Call<float>& call, cudaStream_t stream);
+
 }  // namespace tfla::cuda::sm90
