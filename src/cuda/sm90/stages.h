@@ -26,5 +26,7 @@ void launch_forward(const Call<float>& call, cudaStream_t stream);
 // dQ, dK, dV and the row sums that launch_gate_gradients reads, in chunks of 128 tokens.
 [[nodiscard]] bool takes_gradients(const Call<float>& call);
 void launch_gradients(const Call<float>& call, cudaStream_t stream);
+// dQ, dK and the row sums of heads too wide for launch_gradients, in chunks of 128 tokens.
+void launch_keys(const Call<float>& call, cudaStream_t stream);
 
 }  // namespace tfla::cuda::sm90
