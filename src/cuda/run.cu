@@ -318,6 +318,8 @@ bool hopper_takes_gradients(const Plan& plan, const MlstmOptions& options) {
   return sm90::takes_gradients(call);
 }
 
+bool hopper_splits_gradients(const MlstmShape& shape) { return sm90::wide_gradients(shape.dqk, shape.dhv); }
+
 bool hopper_fits(const MlstmForward& args) {
   return !args.cu_seqlens.given() && all_mapped(args.q, args.k, args.v, args.h);
 }

@@ -13,6 +13,8 @@ void check_available();
 // Whether the kernels of sm_90a take calls of this shape on the current device, as far as that depends on the shape.
 [[nodiscard]] bool hopper_takes(const MlstmShape& shape, const MlstmOptions& options);
 [[nodiscard]] bool hopper_takes_gradients(const Plan& plan, const MlstmOptions& options);
+// Whether stage gradients is two kernels there: values and keys.
+[[nodiscard]] bool hopper_splits_gradients(const MlstmShape& shape);
 // And as far as it depends on the tensors: steps between rows that the tensor memory accelerator knows, one sequence
 // per row of the batch.
 [[nodiscard]] bool hopper_fits(const MlstmForward& args);
