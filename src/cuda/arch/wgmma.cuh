@@ -50,6 +50,8 @@ __device__ __forceinline__ void pin(float2& x) { asm volatile("" : "+f"(x.x), "+
 #define TFLA_SUMS_16(x, i) TFLA_SUMS_4(x, i), TFLA_SUMS_4(x, i + 4), TFLA_SUMS_4(x, i + 8), TFLA_SUMS_4(x, i + 12)
 #define TFLA_SUMS_32(x) TFLA_SUMS_16(x, 0), TFLA_SUMS_16(x, 16)
 #define TFLA_SUMS_64(x) TFLA_SUMS_32(x), TFLA_SUMS_16(x, 32), TFLA_SUMS_16(x, 48)
+#define TFLA_SUMS_96(x) TFLA_SUMS_64(x), TFLA_SUMS_16(x, 64), TFLA_SUMS_16(x, 80)
+#define TFLA_SUMS_128(x) TFLA_SUMS_96(x), TFLA_SUMS_16(x, 96), TFLA_SUMS_16(x, 112)
 #define TFLA_NAMES_32                                                      \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -58,6 +60,16 @@ __device__ __forceinline__ void pin(float2& x) { asm volatile("" : "+f"(x.x), "+
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define TFLA_NAMES_96                                                                    \
+  TFLA_NAMES_64                                                                          \
+      ", "                                                                               \
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define TFLA_NAMES_128                                                                               \
+  TFLA_NAMES_96                                                                                      \
+      ", "                                                                                           \
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define TFLA_SHARED_PRODUCT_32(TYPE)                                                                                 \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE \
                " {" TFLA_NAMES_32 "}, %32, %33, p, 1, 1, %35, %36;\n}\n"                                             \
@@ -80,35 +92,73 @@ __device__ __forceinline__ void pin(float2& x) { asm volatile("" : "+f"(x.x), "+
                : TFLA_SUMS_64(sum)                                                                                    \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),                      \
                  "n"(B == Major::across))
+#define TFLA_SHARED_PRODUCT_96(TYPE)                                                                                  \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\nwgmma.mma_async.sync.aligned.m64n192k16.f32." TYPE "." TYPE \
+               " {" TFLA_NAMES_96 "}, %96, %97, p, 1, 1, %99, %100;\n}\n"                                             \
+               : TFLA_SUMS_96(sum)                                                                                    \
+               : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(A == Major::across), "n"(B == Major::across))
+#define TFLA_REGISTER_PRODUCT_96(TYPE)                                                                                 \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %101, 0;\nwgmma.mma_async.sync.aligned.m64n192k16.f32." TYPE "." TYPE \
+               " {" TFLA_NAMES_96 "}, {%96, %97, %98, %99}, %100, p, 1, 1, %102;\n}\n"                                 \
+               : TFLA_SUMS_96(sum)                                                                                     \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),                       \
+                 "n"(B == Major::across))
+#define TFLA_SHARED_PRODUCT_128(TYPE)                                                                                  \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE \
+               " {" TFLA_NAMES_128 "}, %128, %129, p, 1, 1, %131, %132;\n}\n"                                          \
+               : TFLA_SUMS_128(sum)                                                                                    \
+               : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(A == Major::across), "n"(B == Major::across))
+#define TFLA_REGISTER_PRODUCT_128(TYPE)                                                                                \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE \
+               " {" TFLA_NAMES_128 "}, {%128, %129, %130, %131}, %132, p, 1, 1, %134;\n}\n"                            \
+               : TFLA_SUMS_128(sum)                                                                                    \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),                       \
+                 "n"(B == Major::across))
 
 // sum (+)= A B with A [64, 16] and B [16, 2 R], both in shared memory.
 template <class T, Major A, Major B, int R>
 __device__ __forceinline__ void multiply(float (&sum)[R], std::uint64_t a, std::uint64_t b, bool add) {
-  static_assert(R == 32 || R == 64, "64 or 128 columns");
+  static_assert(R == 32 || R == 64 || R == 96 || R == 128, "64, 128, 192 or 256 columns");
   constexpr bool bf16 = std::is_same_v<T, __nv_bfloat16>;
   if constexpr (R == 32 && bf16) TFLA_SHARED_PRODUCT_32("bf16");
   if constexpr (R == 32 && !bf16) TFLA_SHARED_PRODUCT_32("f16");
   if constexpr (R == 64 && bf16) TFLA_SHARED_PRODUCT_64("bf16");
   if constexpr (R == 64 && !bf16) TFLA_SHARED_PRODUCT_64("f16");
+  if constexpr (R == 96 && bf16) TFLA_SHARED_PRODUCT_96("bf16");
+  if constexpr (R == 96 && !bf16) TFLA_SHARED_PRODUCT_96("f16");
+  if constexpr (R == 128 && bf16) TFLA_SHARED_PRODUCT_128("bf16");
+  if constexpr (R == 128 && !bf16) TFLA_SHARED_PRODUCT_128("f16");
 }
 
 // The same with A in registers, as mma.sync holds a 16 x 16 tile per warp.
 template <class T, Major B, int R>
 __device__ __forceinline__ void multiply(float (&sum)[R], const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
-  static_assert(R == 32 || R == 64, "64 or 128 columns");
+  static_assert(R == 32 || R == 64 || R == 96 || R == 128, "64, 128, 192 or 256 columns");
   constexpr bool bf16 = std::is_same_v<T, __nv_bfloat16>;
   if constexpr (R == 32 && bf16) TFLA_REGISTER_PRODUCT_32("bf16");
   if constexpr (R == 32 && !bf16) TFLA_REGISTER_PRODUCT_32("f16");
   if constexpr (R == 64 && bf16) TFLA_REGISTER_PRODUCT_64("bf16");
   if constexpr (R == 64 && !bf16) TFLA_REGISTER_PRODUCT_64("f16");
+  if constexpr (R == 96 && bf16) TFLA_REGISTER_PRODUCT_96("bf16");
+  if constexpr (R == 96 && !bf16) TFLA_REGISTER_PRODUCT_96("f16");
+  if constexpr (R == 128 && bf16) TFLA_REGISTER_PRODUCT_128("bf16");
+  if constexpr (R == 128 && !bf16) TFLA_REGISTER_PRODUCT_128("f16");
 }
 
+#undef TFLA_REGISTER_PRODUCT_128
+#undef TFLA_SHARED_PRODUCT_128
+#undef TFLA_REGISTER_PRODUCT_96
+#undef TFLA_SHARED_PRODUCT_96
 #undef TFLA_REGISTER_PRODUCT_64
 #undef TFLA_SHARED_PRODUCT_64
 #undef TFLA_REGISTER_PRODUCT_32
 #undef TFLA_SHARED_PRODUCT_32
+#undef TFLA_NAMES_128
+#undef TFLA_NAMES_96
 #undef TFLA_NAMES_64
 #undef TFLA_NAMES_32
+#undef TFLA_SUMS_128
+#undef TFLA_SUMS_96
 #undef TFLA_SUMS_64
 #undef TFLA_SUMS_32
 #undef TFLA_SUMS_16

@@ -41,7 +41,13 @@ __global__ void __launch_bounds__(threads, 1)
         case Producer::results:
           if (first_lane) store_results<Size>(maps, work, memory);
           break;
-        case Producer::gates: load_gates<Size>(work, memory); break;
+        case Producer::gates: {
+          const Barriers<Size> barriers{memory + Plan<Size>::barriers};
+          load_gates<typename Plan<Size>::Gates>(
+              work.chunks, work.tiles, [](unsigned tile) { return tile; }, memory, barriers.gates_full(),
+              barriers.gates_empty());
+          break;
+        }
       }
       break;
     }
@@ -84,22 +90,10 @@ Maps maps_of(const Call<float>& call, int dqk_panels) {
 }
 
 Work work_of(const Call<float>& call) {
-  return {.u = call.u,
-          .c = call.log_c,
-          .inverse = call.inverse,
-          .b = call.b,
-          .m_start = call.m_start,
-          .m_end = call.m_end,
+  return {.chunks = Chunks(call),
           .row_sums = call.row_sums,
           .column_sums = call.column_sums,
           .outflow = call.outflow,
-          .scale = static_cast<float>(call.scale),
-          .heads = call.heads,
-          .chunks_per_row = call.chunks_per_row,
-          .tokens = static_cast<int>(call.tokens),
-          .all_tokens = static_cast<int>(call.all_tokens()),
-          .by_heads = Divider(static_cast<std::uint32_t>(call.heads)),
-          .by_chunks_per_row = Divider(static_cast<std::uint32_t>(call.chunks_per_row)),
           .tiles = static_cast<unsigned>(call.numbers * call.heads)};
 }
 

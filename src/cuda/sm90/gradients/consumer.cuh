@@ -1,7 +1,8 @@
 // Stage `gradients` on Hopper: the two warpgroups that multiply.
 #pragma once
 
-#include "cuda/sm90/gradients/sums.cuh"
+#include "cuda/sm90/gradients/plan.cuh"
+#include "cuda/sm90/scores.cuh"
 
 namespace tfla::cuda::sm90::gradients {
 
@@ -70,19 +71,14 @@ struct Consumer {
     arch::products_commit();
   }
 
-  // exp_sum of a vector at this thread's rows and a number of the tile: abar, or qbar scale / den.
-  __device__ __forceinline__ float2 row_weights(unsigned vector, unsigned number) const {
-    const unsigned row = memory + vector + Lane<W>().row * 8;
-    const float2 shift = arch::read_float2(memory + number);
-    return {exp_sum(arch::read_float2(row), shift), exp_sum(arch::read_float2(row + 64), shift)};
+  __device__ __forceinline__ float2 abar() const {
+    return row_weights<W>(memory + P::Gates::c, memory + P::Gates::outflow);
   }
-
-  __device__ __forceinline__ void gate_scores(const Scores& scores, Gated& gated) {
-    const Lane<W> my;
-    const float2 c0 = arch::read_float2(memory + P::c + my.row * 8);
-    const float2 c1 = arch::read_float2(memory + P::c + (my.row + 8) * 8);
-    const int query = first_query + my.pair;
-    gate(scores, gated, memory + P::u + query * 8, c0, c1, my.row - query);
+  __device__ __forceinline__ float2 qbar() const {  // times scale / den
+    return row_weights<W>(memory + P::Gates::u, memory + P::Gates::inflow);
+  }
+  __device__ __forceinline__ void gate_all(const Scores& scores, Gated& gated) {
+    gate_scores<W>(scores, gated, memory + P::Gates::u, memory + P::Gates::c);
   }
 
   // S^T = K Q^T and dV_0 = K dC_0; P while the second is under way; dP = V_0 dH_0^T.
@@ -100,7 +96,7 @@ struct Consumer {
     arch::pin(scores);
     arch::pin(dK);
     arch::wait(barriers().dh_full(0), parity());
-    gate_scores(scores, gated);
+    gate_all(scores, gated);
     arch::products_begin();
     multiply_panel(scores, slot(item_of_v(0)), own, dh(), query_rows, false);
     arch::products_commit();
@@ -113,7 +109,7 @@ struct Consumer {
     float dV[32];
     begin_panels(scores, gated, dV);
     const Lane<W> my;
-    const float2 abar = row_weights(P::c, P::outflow);
+    const float2 weights = abar();
 #pragma unroll
     for (int t = 0; t < Size::dhv; ++t) {
       if (t > 0) {
@@ -125,7 +121,7 @@ struct Consumer {
         arch::pin(dK);
       }
       if (my.leads) arch::arrive(ring_empty(item_of_dC(t)));
-      scale_rows(dV, abar);
+      scale_rows(dV, weights);
       arch::pin(dV);
       arch::products_begin();
 #pragma unroll
@@ -176,14 +172,14 @@ struct Consumer {
       arch::products_commit();
     }
     // Meanwhile the first term of dK, which is what flows out of the chunk, and dS.
-    scale_rows(dK, row_weights(P::c, P::outflow));
-    write_rows(work.outflow, arch::read_int2(memory + P::vectors), my.row, row_dots(dK, k() + my.panel_row));
+    scale_rows(dK, abar());
+    write_rows(work.outflow, arch::read_int2(memory + P::Gates::vectors), my.row, row_dots(dK, k() + my.panel_row));
     arch::pin(scores);
-    gate_scores(scores, gated);
+    gate_all(scores, gated);
     arch::products_wait<0>();
     arch::pin(dQ);
-    scale_rows(dQ, row_weights(P::u, P::inflow));
-    const int2 vectors = arch::read_int2(memory + P::vectors);
+    scale_rows(dQ, qbar());
+    const int2 vectors = arch::read_int2(memory + P::Gates::vectors);
     __syncwarp();
     if (my.leads) {
       arch::arrive(barriers().gates_empty());

@@ -7,18 +7,12 @@
 #include <cstdint>
 
 #include "cuda/arch/barrier.cuh"
-#include "cuda/sm90/divider.h"
-#include "cuda/sm90/tensor_map.h"
+#include "cuda/sm90/chunks.cuh"
 
 namespace tfla::cuda::sm90::gradients {
 
-inline constexpr int chunk = 128;                 // tokens of a tile
-inline constexpr int half = 64;                   // keys, and queries, of a consumer
-inline constexpr unsigned row_bytes = 2 * panel;  // of a panel in shared memory
-inline constexpr unsigned slot_bytes = chunk * row_bytes;
-inline constexpr unsigned half_bytes = half * row_bytes;
-inline constexpr int last_tile = 256;  // added to the tokens of a block's last tile: what consumers know of the grid
-inline constexpr int warpgroup = 128;
+using namespace scores;
+
 inline constexpr int threads = 3 * warpgroup;
 inline constexpr int consumer_warps = 8;
 // 504 in all: what 384 threads at 168 own.
@@ -32,38 +26,11 @@ struct Maps {
 
 // The rest of the call.
 struct Work {
-  const float2* u;
-  const float2* c;
-  const float* inverse;
-  const double* b;
-  const double* m_start;
-  const double* m_end;
+  Chunks chunks;
   float* row_sums;
   float* column_sums;
   float* outflow;
-  float scale;  // above zero: its logarithm is taken
-  int heads, chunks_per_row, tokens, all_tokens;
-  Divider by_heads, by_chunks_per_row;
   unsigned tiles;
-};
-
-// A chunk of a head. Heads of a chunk are neighbours: they lie side by side in memory.
-struct Tile {
-  int head;
-  int state;  // number of the (chunk, head)
-  int batch;
-  int token;   // first one, in its row of the batch
-  int length;  // tokens; those beyond are zero in every operand, and not stored
-  int at;      // where vectors begin
-
-  __device__ __forceinline__ Tile(const Work& work, unsigned index) : state(static_cast<int>(index)) {
-    const auto number = static_cast<int>(work.by_heads.quotient(index));
-    head = state - number * work.heads;
-    batch = static_cast<int>(work.by_chunks_per_row.quotient(number));
-    token = (number - batch * work.chunks_per_row) * chunk;
-    length = min(chunk, work.tokens - token);
-    at = head * work.all_tokens + batch * work.tokens + token;
-  }
 };
 
 // Panels of 64 columns that dqk and dhv take.
@@ -85,12 +52,8 @@ struct Plan {
   static constexpr unsigned k = q + Size::dqk * slot_bytes;
   static constexpr unsigned dh = k + Size::dqk * slot_bytes;
   static constexpr unsigned ring = dh + Size::dhv * slot_bytes;
-  static constexpr unsigned u = ring + ring_slots * slot_bytes;  // float2, with log2(scale / den) in it
-  static constexpr unsigned c = u + chunk * 8;                   // float2
-  static constexpr unsigned inflow = c + chunk * 8;              // float2: qbar = exp_sum(u, inflow)
-  static constexpr unsigned outflow = inflow + 8;                // float2: abar = exp_sum(c, outflow)
-  static constexpr unsigned vectors = outflow + 8;               // int2: where vectors begin, tokens (+ last_tile)
-  static constexpr unsigned barriers = vectors + 8;
+  using Gates = GatePlan<ring + ring_slots * slot_bytes>;
+  static constexpr unsigned barriers = Gates::end;
 };
 
 // Barriers of a tile. `full` ones are waited for by consumers, `empty` ones by producers, `staged` ones by the store

@@ -33,7 +33,7 @@ __device__ __forceinline__ void load_ring(const Maps& maps, const Work& work, un
     ring.advance();
   };
   for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x) {
-    const Tile tile(work, index);
+    const Tile tile(work.chunks, index);
 #pragma unroll 1
     for (int t = 0; t < Size::dhv; ++t) {
       load_state(maps.dC, tile.state, t);
@@ -60,7 +60,7 @@ __device__ __forceinline__ void load_resident(const Maps& maps, const Work& work
   const Barriers<Size> barriers{memory + P::barriers};
   unsigned parity = 1;
   for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x, parity ^= 1) {
-    const Tile tile(work, index);
+    const Tile tile(work.chunks, index);
     const auto load = [&](const CUtensorMap& map, unsigned to, unsigned full, int first, int panels) {
       arch::arrive_expecting(full, panels * slot_bytes);
 #pragma unroll 1
@@ -82,45 +82,6 @@ __device__ __forceinline__ void load_resident(const Maps& maps, const Work& work
   }
 }
 
-// One warp: the vectors of a tile. u, which takes arithmetic, waits in registers for the room of the tile before.
-template <class Size>
-__device__ __forceinline__ void load_gates(const Work& work, unsigned memory) {
-  using P = Plan<Size>;
-  const Barriers<Size> barriers{memory + P::barriers};
-  const int lane = threadIdx.x % 32;
-  unsigned parity = 1;
-#pragma unroll 1
-  for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x, parity ^= 1) {
-    const Tile tile(work, index);
-    float2 u[chunk / 32];
-#pragma unroll
-    for (int x = 0; x < chunk / 32; ++x) {
-      const int t = lane + 32 * x;
-      const bool valid = t < tile.length;
-      u[x] = valid ? work.u[tile.at + t] : float2{};
-      u[x].y += __log2f(work.scale * (valid ? work.inverse[tile.at + t] : 0));  // D is zero beyond the tokens
-      arch::pin(u[x]);
-    }
-    arch::wait(barriers.gates_empty(), parity);
-#pragma unroll
-    for (int x = 0; x < chunk / 32; ++x) arch::write_float2(memory + P::u + 8 * (lane + 32 * x), u[x]);
-#pragma unroll 1
-    for (int t = lane; t < chunk; t += 32)
-      arch::copy_small<8>(memory + P::c + 8 * t, work.c + tile.at + min(t, tile.length - 1), t < tile.length);
-    if (lane == 0) {
-      float2 inflow, outflow;
-      as_exponent(work.m_start[index], inflow);
-      arch::write_float2(memory + P::inflow, inflow);
-      as_exponent(work.b[tile.at + tile.length - 1] - work.m_end[index], outflow);
-      arch::write_float2(memory + P::outflow, outflow);
-      arch::write_int2(memory + P::vectors, {tile.at, tile.length + (index + gridDim.x < work.tiles ? 0 : last_tile)});
-    }
-    arch::commit_copies();
-    arch::wait_copies<0>();
-    arch::arrive(barriers.gates_full());
-  }
-}
-
 // One thread: sends what the consumers staged, and empties the slots.
 template <class Size>
 __device__ __forceinline__ void store_results(const Maps& maps, const Work& work, unsigned memory) {
@@ -135,7 +96,7 @@ __device__ __forceinline__ void store_results(const Maps& maps, const Work& work
   };
   unsigned parity = 0;
   for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x, parity ^= 1) {
-    const Tile tile(work, index);
+    const Tile tile(work.chunks, index);
 #pragma unroll 1
     for (int t = 0; t < Size::dhv; ++t) {
       ring.advance();  // dC_t

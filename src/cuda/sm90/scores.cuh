@@ -1,4 +1,5 @@
-// Stage `gradients` on Hopper: what consumers do with sums in registers.
+// Scores of a chunk with keys in rows, S^T or dP^T, and other sums of 64 rows in the registers of a warpgroup. Consumer
+// W of a block has keys from 64 W on; no query before them sees them, so that consumer 1 has half the scores.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -8,9 +9,9 @@
 #include "cuda/arch/tma.cuh"
 #include "cuda/arch/wgmma.cuh"
 #include "cuda/portable/device.cuh"
-#include "cuda/sm90/gradients/plan.cuh"
+#include "cuda/sm90/chunks.cuh"
 
-namespace tfla::cuda::sm90::gradients {
+namespace tfla::cuda::sm90::scores {
 
 using arch::Major;
 using Type = __nv_bfloat16;
@@ -133,6 +134,25 @@ __device__ __forceinline__ void gate(const float (&scores)[R], std::uint32_t (&g
   }
 }
 
+// The same of all scores of consumer W. u, c: of all tokens, in shared memory.
+template <int W, int R>
+__device__ __forceinline__ void gate_scores(const float (&scores)[R], std::uint32_t (&gated)[R / 8][4], unsigned u,
+                                            unsigned c) {
+  static_assert(R == (chunk - W * half) / 2);
+  const Lane<W> my;
+  const float2 c0 = arch::read_float2(c + my.row * 8), c1 = arch::read_float2(c + (my.row + 8) * 8);
+  const int query = W * half + my.pair;
+  gate(scores, gated, u + query * 8, c0, c1, my.row - query);
+}
+
+// exp_sum of a vector at this thread's rows and a number of the tile: abar, or qbar scale / den.
+template <int W>
+__device__ __forceinline__ float2 row_weights(unsigned vector, unsigned number) {
+  const unsigned row = vector + Lane<W>().row * 8;
+  const float2 shift = arch::read_float2(number);
+  return {exp_sum(arch::read_float2(row), shift), exp_sum(arch::read_float2(row + 64), shift)};
+}
+
 // Two rows of a vector in global memory. Nothing of the next head is written.
 __device__ __forceinline__ void write_rows(float* to, int2 vectors, int row, float2 x) {
   if (threadIdx.x % 4 != 0) return;
@@ -141,4 +161,4 @@ __device__ __forceinline__ void write_rows(float* to, int2 vectors, int row, flo
   if (row + 8 < length) to[vectors.x + row + 8] = x.y;
 }
 
-}  // namespace tfla::cuda::sm90::gradients
+}  // namespace tfla::cuda::sm90::scores

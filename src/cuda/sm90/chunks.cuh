@@ -1,0 +1,121 @@
+// Chunks of 128 tokens of one head, as the kernels of gradients take them, and their gate vectors in shared memory.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/arch/barrier.cuh"
+#include "cuda/arch/copy.cuh"
+#include "cuda/arch/shared.cuh"
+#include "cuda/arch/wgmma.cuh"
+#include "cuda/portable/device.cuh"
+#include "cuda/sm90/divider.h"
+#include "cuda/sm90/tensor_map.h"
+
+namespace tfla::cuda::sm90::scores {
+
+inline constexpr int chunk = 128;                 // tokens
+inline constexpr int half = 64;                   // keys, and queries, of a consumer
+inline constexpr unsigned row_bytes = 2 * panel;  // of a panel in shared memory
+inline constexpr unsigned slot_bytes = chunk * row_bytes;
+inline constexpr unsigned half_bytes = half * row_bytes;
+inline constexpr int last_tile = 256;  // added to the tokens of a block's last tile: what consumers know of the grid
+inline constexpr int warpgroup = 128;
+
+// What is common to all chunks of a call.
+struct Chunks {
+  const float2* u;
+  const float2* c;
+  const float* inverse;
+  const double* b;
+  const double* m_start;
+  const double* m_end;
+  float scale;  // above zero: its logarithm is taken
+  int heads, chunks_per_row, tokens, all_tokens;
+  Divider by_heads, by_chunks_per_row;
+
+  explicit Chunks(const Call<float>& call)
+      : u(call.u),
+        c(call.log_c),
+        inverse(call.inverse),
+        b(call.b),
+        m_start(call.m_start),
+        m_end(call.m_end),
+        scale(static_cast<float>(call.scale)),
+        heads(call.heads),
+        chunks_per_row(call.chunks_per_row),
+        tokens(static_cast<int>(call.tokens)),
+        all_tokens(static_cast<int>(call.all_tokens())),
+        by_heads(static_cast<std::uint32_t>(call.heads)),
+        by_chunks_per_row(static_cast<std::uint32_t>(call.chunks_per_row)) {}
+};
+
+// A chunk of a head. Heads of a chunk are neighbours: they lie side by side in memory.
+struct Tile {
+  int head;
+  int state;  // number of the (chunk, head)
+  int batch;
+  int token;   // first one, in its row of the batch
+  int length;  // tokens; those beyond are zero in every operand, and not stored
+  int at;      // where vectors begin
+
+  __device__ __forceinline__ Tile(const Chunks& chunks, unsigned index) : state(static_cast<int>(index)) {
+    const auto number = static_cast<int>(chunks.by_heads.quotient(index));
+    head = state - number * chunks.heads;
+    batch = static_cast<int>(chunks.by_chunks_per_row.quotient(number));
+    token = (number - batch * chunks.chunks_per_row) * chunk;
+    length = min(chunk, chunks.tokens - token);
+    at = head * chunks.all_tokens + batch * chunks.tokens + token;
+  }
+};
+
+// Where the vectors of a tile lie in shared memory, from `start` on.
+template <unsigned Start>
+struct GatePlan {
+  static constexpr unsigned u = Start;               // float2 [chunk], with log2(scale / den) in it
+  static constexpr unsigned c = u + chunk * 8;       // float2 [chunk]
+  static constexpr unsigned inflow = c + chunk * 8;  // float2: qbar = exp_sum(u, inflow)
+  static constexpr unsigned outflow = inflow + 8;    // float2: abar = exp_sum(c, outflow)
+  static constexpr unsigned vectors = outflow + 8;   // int2: where vectors begin, tokens (+ last_tile)
+  static constexpr unsigned end = vectors + 8;
+};
+
+// One warp: the vectors of a block's tiles, which lie in chunk and head chunk_of(tile). u, which takes arithmetic,
+// waits in registers for the room of the tile before. All lanes arrive at `full`.
+template <class Plan, class ChunkOf>
+__device__ __forceinline__ void load_gates(const Chunks& chunks, unsigned tiles, const ChunkOf& chunk_of,
+                                           unsigned memory, unsigned full, unsigned empty) {
+  const int lane = threadIdx.x % 32;
+  unsigned parity = 1;
+#pragma unroll 1
+  for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x, parity ^= 1) {
+    const Tile tile(chunks, chunk_of(index));
+    float2 u[chunk / 32];
+#pragma unroll
+    for (int x = 0; x < chunk / 32; ++x) {
+      const int t = lane + 32 * x;
+      const bool valid = t < tile.length;
+      u[x] = valid ? chunks.u[tile.at + t] : float2{};
+      u[x].y += __log2f(chunks.scale * (valid ? chunks.inverse[tile.at + t] : 0));  // D is zero beyond the tokens
+      arch::pin(u[x]);
+    }
+    arch::wait(empty, parity);
+#pragma unroll
+    for (int x = 0; x < chunk / 32; ++x) arch::write_float2(memory + Plan::u + 8 * (lane + 32 * x), u[x]);
+#pragma unroll 1
+    for (int t = lane; t < chunk; t += 32)
+      arch::copy_small<8>(memory + Plan::c + 8 * t, chunks.c + tile.at + min(t, tile.length - 1), t < tile.length);
+    if (lane == 0) {
+      float2 inflow, outflow;
+      as_exponent(chunks.m_start[tile.state], inflow);
+      arch::write_float2(memory + Plan::inflow, inflow);
+      as_exponent(chunks.b[tile.at + tile.length - 1] - chunks.m_end[tile.state], outflow);
+      arch::write_float2(memory + Plan::outflow, outflow);
+      arch::write_int2(memory + Plan::vectors, {tile.at, tile.length + (index + gridDim.x < tiles ? 0 : last_tile)});
+    }
+    arch::commit_copies();
+    arch::wait_copies<0>();
+    arch::arrive(full);
+  }
+}
+
+}  // namespace tfla::cuda::sm90::scores

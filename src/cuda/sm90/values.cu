@@ -1,0 +1,107 @@
+// Stage `values` on Hopper: dV = abar (K dC) + P^T dH with P = (Q K^T) . D, of heads too wide for stage `gradients`. A
+// tile is a chunk of 128 tokens, a head and a part of up to 256 columns of dhv, one after the other on every
+// multiprocessor. See docs/hopper.md.
+//
+// Everything streams through one ring: panels of 64 of dqk, by which scores and K dC are summed up, then dH, in whose
+// place dV leaves. Two consumer warpgroups own 64 keys each. Scores are computed with keys in rows, so that P is a
+// register operand.
+#include <algorithm>
+
+#include "cuda/launch.h"
+#include "cuda/sm90/stages.h"
+#include "cuda/sm90/values/consumer.cuh"
+#include "cuda/sm90/values/producers.cuh"
+
+namespace tfla::cuda::sm90 {
+
+namespace values {
+
+enum class Role : std::uint8_t { producers, consumer_0, consumer_1 };  // of a warpgroup
+enum class Producer : std::uint8_t { ring, results, gates };           // of a warp
+
+template <int Panels>
+__global__ void __launch_bounds__(threads, 1)
+    values_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Work work) {
+#if __CUDA_ARCH__ == 900
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const unsigned memory = arch::shared_address(shared);
+  const Barriers barriers{memory + Plan::barriers};
+  if (threadIdx.x == 0) barriers.init();
+  __syncthreads();
+  switch (static_cast<Role>(threadIdx.x / warpgroup)) {
+    case Role::producers: {
+      arch::fewer_registers<producer_registers>();
+      const bool first_lane = threadIdx.x % 32 == 0;
+      switch (static_cast<Producer>(threadIdx.x / 32)) {
+        case Producer::ring:
+          if (first_lane) load_ring<Panels>(maps, work, memory);
+          break;
+        case Producer::results:
+          if (first_lane) store_results<Panels>(maps, work, memory);
+          break;
+        case Producer::gates:
+          load_gates<Plan::Gates>(
+              work.chunks, work.tiles, [&](unsigned tile) { return work.chunk_of(tile); }, memory,
+              barriers.gates_full(), barriers.gates_empty());
+          break;
+      }
+      break;
+    }
+    case Role::consumer_0:
+      arch::more_registers<consumer_registers>();
+      Consumer<Panels, 0>(work, memory).run();
+      break;
+    case Role::consumer_1:
+      arch::more_registers<consumer_registers>();
+      Consumer<Panels, 1>(work, memory).run();
+      break;
+  }
+#endif
+}
+
+}  // namespace values
+
+namespace {
+
+using namespace values;
+
+constexpr int widest = 4;  // panels of a part: dV of 64 keys and their scores fill the registers
+
+int panels_of(int columns) { return (columns + panel - 1) / panel; }
+
+Maps maps_of(const Call<float>& call) {
+  const auto tokens = [&](const Rows& rows, int columns, int box) {
+    return token_map(rows, call.batch, call.tokens, call.heads, columns, box);
+  };
+  return {.q = tokens(call.q, call.dqk, chunk),
+          .k = tokens(call.k, call.dqk, chunk),
+          .dh = tokens(call.dh, call.dhv, half),
+          .dv = tokens(call.dv, call.dhv, half),
+          .dC = matrix_map(call.dstates, call.numbers * call.heads, call.dqk, call.padded_dhv(), half)};
+}
+
+template <int Panels>
+void launch(const Call<float>& call, int parts, cudaStream_t stream) {
+  const Work work{.chunks = Chunks(call),
+                  .depth = panels_of(call.dqk),
+                  .parts = static_cast<unsigned>(parts),
+                  .by_parts = Divider(static_cast<std::uint32_t>(parts)),
+                  .tiles = static_cast<unsigned>(call.numbers * call.heads * parts)};
+  const std::int64_t blocks = std::min<std::int64_t>(work.tiles, multiprocessors());
+  launch_blocks("values", values_kernel<Panels>, blocks, threads, shared_bytes, stream, maps_of(call), work);
+}
+
+}  // namespace
+
+void launch_values(const Call<float>& call, cudaStream_t stream) {
+  // As few parts as possible, as wide as each other: 320 columns are two parts of 192.
+  const int panels = panels_of(call.dhv), parts = (panels + widest - 1) / widest;
+  switch ((panels + parts - 1) / parts) {
+    case 1: launch<1>(call, parts, stream); break;
+    case 2: launch<2>(call, parts, stream); break;
+    case 3: launch<3>(call, parts, stream); break;
+    default: launch<4>(call, parts, stream); break;
+  }
+}
+
+}  // namespace tfla::cuda::sm90

@@ -1,0 +1,132 @@
+// Stage `values` on Hopper: the two warpgroups that multiply.
+#pragma once
+
+#include "cuda/sm90/ring.cuh"
+#include "cuda/sm90/scores.cuh"
+#include "cuda/sm90/values/plan.cuh"
+
+namespace tfla::cuda::sm90::values {
+
+// Consumer W has keys from 64 W on, and the queries that see them.
+template <int Panels, int W>
+struct Consumer {
+  static constexpr int queries = chunk - W * half;
+  static constexpr unsigned own = W * half_bytes;        // of this consumer's rows in a panel of K, and of Q's
+  static constexpr unsigned step_rows = 16 * row_bytes;  // of a step of a product along rows
+  static constexpr int steps = half / 16;                // of a product over a slot
+
+  using Scores = float[queries / 2];
+  using Gated = std::uint32_t[queries / 16][4];
+  using Values = float[Panels * 32];
+
+  const Work& work;
+  unsigned memory;
+  Ring<Plan::ring_slots> ring;
+
+  __device__ __forceinline__ Consumer(const Work& w, unsigned m) : work(w), memory(m) {}
+
+  __device__ __forceinline__ Barriers barriers() const { return {memory + Plan::barriers}; }
+
+  // An item of the ring, when it is there.
+  struct Item {
+    unsigned at, empty;
+  };
+  __device__ __forceinline__ Item take() {
+    const Item item{memory + Plan::ring + ring.slot * Plan::room, barriers().ring_empty(ring.slot)};
+    arch::wait(barriers().ring_full(ring.slot), ring.phase);
+    ring.advance();
+    return item;
+  }
+
+  // A panel of S^T = K Q^T and of dV = K dC. Both are under way on return.
+  __device__ __forceinline__ void add_panel(Scores& scores, Values& dV, Item& kq, Item& dC, bool add) {
+    kq = take();
+    arch::products_begin();
+    multiply_panel(scores, kq.at, own, kq.at, slot_bytes + own, add);
+    arch::products_commit();
+    dC = take();
+    arch::products_begin();
+#pragma unroll
+    for (int step = 0; step < steps; ++step)
+      arch::multiply<Type, Major::depth, Major::across>(dV, arch::tile_at(kq.at, own + step * 32),
+                                                        arch::tile_at(dC.at, step * step_rows, half_bytes),
+                                                        add || step > 0);
+    arch::products_commit();
+  }
+
+  // All of them. The last of dV is under way on return. The first panel lies outside of the loop: sums that are known
+  // to begin there need no registers before.
+  __device__ __forceinline__ void sum_over_dqk(Scores& scores, Values& dV, Item& kq, Item& dC) {
+    const Lane<W> my;
+    add_panel(scores, dV, kq, dC, false);
+#pragma unroll 1
+    for (int p = 1; p < work.depth; ++p) {
+      const Item before[2] = {kq, dC};
+      add_panel(scores, dV, kq, dC, true);
+      arch::products_wait<2>();
+      if (my.leads) {
+        arch::arrive(before[0].empty);
+        arch::arrive(before[1].empty);
+      }
+    }
+    arch::products_wait<1>();
+    arch::pin(scores);
+  }
+
+  // dV += P^T dH of 64 queries.
+  __device__ __forceinline__ void add_queries(Values& dV, const Gated& gated, int first_step, unsigned dh) {
+#pragma unroll
+    for (int step = 0; step < steps; ++step)
+      arch::multiply<Type, Major::across>(dV, gated[first_step + step], arch::tile_at(dh, step * step_rows, half_bytes),
+                                          true);
+    arch::products_commit();
+  }
+
+  __device__ __forceinline__ void tile(unsigned parity) {
+    const Lane<W> my;
+    Scores scores;
+    Gated gated;
+    Values dV;
+    Item kq{}, dC{};
+    sum_over_dqk(scores, dV, kq, dC);
+    arch::wait(barriers().gates_full(), parity);
+    gate_scores<W>(scores, gated, memory + Plan::Gates::u, memory + Plan::Gates::c);
+    const float2 abar = row_weights<W>(memory + Plan::Gates::c, memory + Plan::Gates::outflow);
+    __syncwarp();
+    if (my.leads) arch::arrive(barriers().gates_empty());
+    arch::products_wait<0>();
+    arch::pin(dV);
+    if (my.leads) {
+      arch::arrive(kq.empty);
+      arch::arrive(dC.empty);
+    }
+    scale_rows(dV, abar);
+    const Item first = take(), second = take();
+    arch::pin(dV);
+    arch::products_begin();
+    add_queries(dV, gated, W == 0 ? steps : 0, second.at);
+    if constexpr (W == 0) {
+      add_queries(dV, gated, 0, first.at);
+      arch::products_wait<1>();
+      arch::named_wait(1, 2 * warpgroup);  // nobody reads the second half of dH
+      arch::products_wait<0>();
+    } else {
+      arch::products_wait<0>();
+      arch::named_wait(1, 2 * warpgroup);
+    }
+    arch::pin(dV);
+    if (my.leads_and_stays) {
+      arch::arrive(first.empty);
+      arch::arrive(second.empty);
+    }
+    stage(dV, (W == 0 ? first : second).at + my.half_row, half_bytes, barriers().staged(W), my.leads);
+  }
+
+  __device__ __forceinline__ void run() {
+    unsigned parity = 0;
+#pragma unroll 1
+    for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x, parity ^= 1) tile(parity);
+  }
+};
+
+}  // namespace tfla::cuda::sm90::values

@@ -1,0 +1,86 @@
+// Stage `values` on Hopper: the call as its kernel sees it, tiles, shared memory and barriers.
+#pragma once
+
+#include <cuda.h>
+
+#include "cuda/arch/barrier.cuh"
+#include "cuda/sm90/chunks.cuh"
+
+namespace tfla::cuda::sm90::values {
+
+using namespace scores;
+
+inline constexpr int threads = 3 * warpgroup;
+inline constexpr int consumer_warps = 8;
+// 504 in all: what 384 threads at 168 own.
+inline constexpr int producer_registers = 24, consumer_registers = 240;
+
+struct Maps {
+  CUtensorMap q, k;    // boxes of 128 tokens
+  CUtensorMap dh, dv;  // of 64
+  CUtensorMap dC;      // of 64 rows
+};
+
+// The rest of the call.
+struct Work {
+  Chunks chunks;
+  int depth;  // panels of 64 that dqk takes
+  unsigned parts;
+  Divider by_parts;
+  unsigned tiles;
+
+  __device__ __forceinline__ unsigned chunk_of(unsigned tile) const { return by_parts.quotient(tile); }
+  __device__ __forceinline__ unsigned part_of(unsigned tile) const { return tile - chunk_of(tile) * parts; }
+};
+
+// A part of `Panels` x 64 columns of dhv of a chunk and head. Parts of a chunk are neighbours and run at a time: Q and
+// K come from L2 for all but one of them.
+template <int Panels>
+struct Part : Tile {
+  int column;  // first one
+
+  __device__ __forceinline__ Part(const Work& work, unsigned tile)
+      : Tile(work.chunks, work.chunk_of(tile)), column(static_cast<int>(work.part_of(tile)) * Panels * panel) {}
+};
+
+// Items of the ring in a tile: (K_0, Q_0), dC_0, (K_1, Q_1), dC_1, ..., dH of queries 0..63, dH of queries 64..127.
+struct Plan {
+  static constexpr int ring_slots = 7;  // as many as there is room for
+  static constexpr unsigned room = 2 * slot_bytes;
+
+  static constexpr unsigned ring = 0;
+  using Gates = GatePlan<ring + ring_slots * room>;
+  static constexpr unsigned barriers = Gates::end;
+};
+
+// `full` ones are waited for by consumers, `empty` ones by producers, `staged` ones by the store warp.
+struct Barriers {
+  static constexpr int ring_slots = Plan::ring_slots;
+  static constexpr int count = 4 + 2 * ring_slots;
+  unsigned base;
+
+  __device__ __forceinline__ unsigned at(int index) const { return base + 8 * index; }
+  __device__ __forceinline__ unsigned gates_full() const { return at(0); }
+  __device__ __forceinline__ unsigned gates_empty() const { return at(1); }
+  __device__ __forceinline__ unsigned staged(int consumer) const { return at(2 + consumer); }
+  __device__ __forceinline__ unsigned ring_full(int s) const { return at(4 + s); }
+  __device__ __forceinline__ unsigned ring_empty(int s) const { return at(4 + ring_slots + s); }
+
+  // By one thread. Every consumer warp empties a slot; where a result leaves through it, the store warp does so in
+  // place of the first of them, when the result is read.
+  __device__ void init() const {
+    arch::barrier_init(gates_full(), 32);
+    arch::barrier_init(gates_empty(), consumer_warps);
+    for (int consumer = 0; consumer < 2; ++consumer) arch::barrier_init(staged(consumer), consumer_warps / 2);
+    for (int s = 0; s < ring_slots; ++s) {
+      arch::barrier_init(ring_full(s), 1);
+      arch::barrier_init(ring_empty(s), consumer_warps);
+    }
+    arch::barriers_ready();
+  }
+};
+
+inline constexpr unsigned shared_bytes = Plan::barriers + 8 * Barriers::count;
+static_assert(shared_bytes <= 232448, "what a block may have");
+
+}  // namespace tfla::cuda::sm90::values
