@@ -22,7 +22,8 @@ __global__ void __launch_bounds__(threads, 1)
 #if __CUDA_ARCH__ == 900
   extern __shared__ __align__(1024) unsigned char shared[];
   const unsigned memory = arch::shared_address(shared);
-  if (threadIdx.x == 0) Barriers{memory + Plan::barriers}.init();
+  const Barriers barriers{memory + Plan::barriers};
+  if (threadIdx.x == 0) barriers.init();
   __syncthreads();
   switch (static_cast<Role>(threadIdx.x / warpgroup)) {
     case Role::producers: {
@@ -38,7 +39,11 @@ __global__ void __launch_bounds__(threads, 1)
         case Producer::results:
           if (first_lane) store_results(maps, work, memory);
           break;
-        case Producer::gates: load_gates(work, memory); break;
+        case Producer::gates:
+          load_gates<Plan::Gates>(
+              work.chunks, work.tiles, [&](unsigned tile) { return work.chunk_of(tile); }, memory,
+              barriers.gates_full(), barriers.gates_empty());
+          break;
       }
       break;
     }
@@ -58,55 +63,40 @@ __global__ void __launch_bounds__(threads, 1)
 
 namespace {
 
-keys::Maps maps_of(const Call<float>& call) {
-  const auto tokens = [&](const Rows& rows, int columns, int box) {
-    return token_map(rows, call.batch, call.tokens, call.heads, columns, box);
+using namespace keys;
+
+Maps maps_of(const Call<float>& call) {
+  const auto tokens = [&](const Rows& rows, int width, int box) {
+    return token_map(rows, call.batch, call.tokens, call.heads, width, box);
   };
   const auto states = [&](const void* data) {
-    return matrix_map(data, call.numbers * call.heads, call.dqk, call.padded_dhv(), keys::columns);
+    return matrix_map(data, call.numbers * call.heads, call.dqk, call.padded_dhv(), columns);
   };
-  return {.q = tokens(call.q, call.dqk, keys::chunk),
-          .k = tokens(call.k, call.dqk, keys::chunk),
-          .v = tokens(call.v, call.dhv, keys::chunk),
-          .dh = tokens(call.dh, call.dhv, keys::chunk),
-          .dq = tokens(call.dq, call.dqk, keys::half),
-          .dk = tokens(call.dk, call.dqk, keys::half),
+  return {.q = tokens(call.q, call.dqk, chunk),
+          .k = tokens(call.k, call.dqk, chunk),
+          .v = tokens(call.v, call.dhv, chunk),
+          .dh = tokens(call.dh, call.dhv, chunk),
+          .dq = tokens(call.dq, call.dqk, half),
+          .dk = tokens(call.dk, call.dqk, half),
           .C = states(call.states),
           .dC = states(call.dstates)};
-}
-
-keys::Work work_of(const Call<float>& call) {
-  const int parts = (call.dqk + keys::columns - 1) / keys::columns;
-  return {.u = call.u,
-          .c = call.log_c,
-          .inverse = call.inverse,
-          .b = call.b,
-          .m_start = call.m_start,
-          .m_end = call.m_end,
-          .row_sums = call.row_sums,
-          .column_sums = call.column_sums,
-          .outflow = call.outflow,
-          .scale = static_cast<float>(call.scale),
-          .heads = call.heads,
-          .chunks_per_row = call.chunks_per_row,
-          .tokens = static_cast<int>(call.tokens),
-          .all_tokens = static_cast<int>(call.all_tokens()),
-          .parts = parts,
-          .dhv_panels = (call.dhv + panel - 1) / panel,
-          .part_vector = static_cast<int>(call.all_tokens() * call.heads),
-          .by_parts = Divider(static_cast<std::uint32_t>(parts)),
-          .by_heads = Divider(static_cast<std::uint32_t>(call.heads)),
-          .by_chunks_per_row = Divider(static_cast<std::uint32_t>(call.chunks_per_row)),
-          .tiles = static_cast<unsigned>(call.numbers * call.heads * parts)};
 }
 
 }  // namespace
 
 void launch_keys(const Call<float>& call, cudaStream_t stream) {
-  static_assert(keys::columns == Config<__nv_bfloat16>::width, "row sums come in parts of as many columns");
-  const keys::Work work = work_of(call);
+  static_assert(columns == Config<__nv_bfloat16>::width, "row sums come in parts of as many columns");
+  const int parts = (call.dqk + columns - 1) / columns;
+  const Work work{.chunks = Chunks(call),
+                  .row_sums = call.row_sums,
+                  .column_sums = call.column_sums,
+                  .outflow = call.outflow,
+                  .dhv_panels = (call.dhv + panel - 1) / panel,
+                  .parts = static_cast<unsigned>(parts),
+                  .by_parts = Divider(static_cast<std::uint32_t>(parts)),
+                  .tiles = static_cast<unsigned>(call.numbers * call.heads * parts)};
   const std::int64_t blocks = std::min<std::int64_t>(work.tiles, multiprocessors());
-  launch_blocks("keys", keys::keys_kernel, blocks, keys::threads, keys::shared_bytes, stream, maps_of(call), work);
+  launch_blocks("keys", keys_kernel, blocks, threads, shared_bytes, stream, maps_of(call), work);
 }
 
 }  // namespace tfla::cuda::sm90

@@ -34,7 +34,4 @@ void launch_keys(const Call<float>& call, cudaStream_t stream);
 // dV of wide heads.
 void launch_values(const Call<float>& call, cudaStream_t stream);
 
-// dV of heads too wide for launch_gradients, in chunks of 128 tokens.
-void launch_values(const Call<float>& call, cudaStream_t stream);
-
 }  // namespace tfla::cuda::sm90

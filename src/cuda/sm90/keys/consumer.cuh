@@ -1,20 +1,10 @@
 // Stage `keys` on Hopper: the two warpgroups that multiply.
 #pragma once
 
-#include "cuda/sm90/gradients/sums.cuh"
 #include "cuda/sm90/keys/plan.cuh"
+#include "cuda/sm90/scores.cuh"
 
 namespace tfla::cuda::sm90::keys {
-
-using arch::Major;
-using gradients::gate;
-using gradients::Lane;
-using gradients::multiply_panel;
-using gradients::row_dots;
-using gradients::scale_rows;
-using gradients::stage;
-using gradients::Type;
-using gradients::write_rows;
 
 // Consumer W has keys and queries from 64 W on. No query before its keys sees them: consumer 1 has half the scores.
 template <int W>
@@ -83,21 +73,14 @@ struct Consumer {
     ++panels;
   }
 
-  // exp_sum of a vector at this thread's rows and a number of the tile: abar, or qbar scale / den.
-  __device__ __forceinline__ float2 row_weights(unsigned vector, unsigned number) const {
-    const unsigned row = memory + vector + Lane<W>().row * 8;
-    const float2 shift = arch::read_float2(memory + number);
-    return {exp_sum(arch::read_float2(row), shift), exp_sum(arch::read_float2(row + 64), shift)};
-  }
-
   // dS = dP . D of 64 queries into shared memory, as [key][query].
   __device__ __forceinline__ void share(const float (&dP)[half / 2], int half_of_queries) {
     const Lane<W> my;
-    const float2 c0 = arch::read_float2(memory + Plan::c + my.row * 8);
-    const float2 c1 = arch::read_float2(memory + Plan::c + (my.row + 8) * 8);
+    const float2 c0 = arch::read_float2(memory + Plan::Gates::c + my.row * 8);
+    const float2 c1 = arch::read_float2(memory + Plan::Gates::c + (my.row + 8) * 8);
     const int query = half_of_queries * half + my.pair;
     std::uint32_t gated[half / 16][4];
-    gate(dP, gated, memory + Plan::u + query * 8, c0, c1, my.row - query);
+    gate(dP, gated, memory + Plan::Gates::u + query * 8, c0, c1, my.row - query);
 #pragma unroll
     for (int n = 0; n < half / 16; ++n)
       arch::store_tiles((ds(half_of_queries) + my.panel_row) ^ (n << 5), gated[n][0], gated[n][1], gated[n][2],
@@ -113,12 +96,13 @@ struct Consumer {
     arch::writes_before_copies();
   }
 
-  // dK = abar dK + dS^T Q, dQ = qbar dQ + dS K, and what is summed over their rows. Whether the tile was the last.
-  __device__ __forceinline__ bool finish(float (&dQ)[columns / 2], float (&dK)[columns / 2]) {
+  // dK = abar dK + dS^T Q, dQ = qbar dQ + dS K, and what is summed over their rows.
+  __device__ __forceinline__ void finish(unsigned tile, float (&dQ)[columns / 2], float (&dK)[columns / 2]) {
     const Lane<W> my;
-    const int2 vectors = arch::read_int2(memory + Plan::vectors);
-    scale_rows(dK, row_weights(Plan::c, Plan::outflow));
-    scale_rows(dQ, row_weights(Plan::u, Plan::inflow));
+    int2 vectors = arch::read_int2(memory + Plan::Gates::vectors);
+    vectors.x += static_cast<int>(work.part_of(tile)) * work.chunks.heads * work.chunks.all_tokens;
+    scale_rows(dK, row_weights<W>(memory + Plan::Gates::c, memory + Plan::Gates::outflow));
+    scale_rows(dQ, row_weights<W>(memory + Plan::Gates::u, memory + Plan::Gates::inflow));
     __syncwarp();
     if (my.leads) arch::arrive(barriers().gates_empty());
     arch::wait(barriers().k_full(), parity);
@@ -161,12 +145,11 @@ struct Consumer {
       arch::named_wait(4, 2 * warpgroup);
     stage(dK, (W == 0 ? q() : k()) + my.panel_row, slot_bytes, barriers().dk_staged(), my.leads);
     stage(dQ, ds(W) + my.half_row, half_bytes, barriers().dq_staged(), my.leads);
-    return vectors.y >= last_tile;
   }
 
   __device__ __forceinline__ void run() {
 #pragma unroll 1
-    for (;; parity ^= 1) {
+    for (unsigned tile = blockIdx.x; tile < work.tiles; tile += gridDim.x, parity ^= 1) {
       Sums sums;
 #pragma unroll 1
       for (int t = 1; t < work.dhv_panels; ++t) {
@@ -179,7 +162,7 @@ struct Consumer {
       arch::pin(sums.dP);
       share_scores(sums.dP);
       finish_panel(sums);
-      if (finish(sums.dQ, sums.dK)) break;
+      finish(tile, sums.dQ, sums.dK);
     }
   }
 };

@@ -3,29 +3,19 @@
 
 #include <cuda.h>
 
-#include <cstdint>
-
 #include "cuda/arch/barrier.cuh"
-#include "cuda/sm90/divider.h"
-#include "cuda/sm90/gradients/plan.cuh"
-#include "cuda/sm90/tensor_map.h"
+#include "cuda/sm90/chunks.cuh"
 
 namespace tfla::cuda::sm90::keys {
 
-using gradients::chunk;
-using gradients::consumer_registers;
-using gradients::half;
-using gradients::half_bytes;
-using gradients::last_tile;
-using gradients::producer_registers;
-using gradients::row_bytes;
-using gradients::slot_bytes;
-using gradients::threads;
-using gradients::warpgroup;
+using namespace scores;
 
+inline constexpr int threads = 3 * warpgroup;
+inline constexpr int warps_of_consumer = warpgroup / 32;
+// 504 in all: what 384 threads at 168 own.
+inline constexpr int producer_registers = 24, consumer_registers = 240;
 inline constexpr int columns = 128;  // of dqk in a tile
 inline constexpr int column_panels = columns / panel;
-inline constexpr int warps_of_consumer = warpgroup / 32;
 
 struct Maps {
   CUtensorMap q, k, v, dh;  // boxes of 128 tokens
@@ -35,44 +25,26 @@ struct Maps {
 
 // The rest of the call.
 struct Work {
-  const float2* u;
-  const float2* c;
-  const float* inverse;
-  const double* b;
-  const double* m_start;
-  const double* m_end;
-  float* row_sums;
+  Chunks chunks;
+  float* row_sums;  // by parts, like the other two
   float* column_sums;
   float* outflow;
-  float scale;  // above zero: its logarithm is taken
-  int heads, chunks_per_row, tokens, all_tokens;
-  int parts;        // of dqk
-  int dhv_panels;   // of 64 columns of dhv
-  int part_vector;  // length of the row sums of a part
-  Divider by_parts, by_heads, by_chunks_per_row;
+  int dhv_panels;  // of 64 columns
+  unsigned parts;  // of dqk
+  Divider by_parts;
   unsigned tiles;
+
+  __device__ __forceinline__ unsigned chunk_of(unsigned tile) const { return by_parts.quotient(tile); }
+  __device__ __forceinline__ unsigned part_of(unsigned tile) const { return tile - chunk_of(tile) * parts; }
 };
 
-// A chunk of a head, and 128 columns of dqk. Parts are neighbours: V and dH come from L2 for all but the first.
-struct Tile {
-  int part;
-  int state;  // number of the (chunk, head)
-  int head;
-  int batch;
-  int token;   // first one, in its row of the batch
-  int length;  // tokens; those beyond are zero in every operand, and not stored
-  int at;      // where vectors begin
+// 128 columns of dqk of a chunk and head. Parts of a chunk are neighbours and run at a time: V and dH come from L2 for
+// all but one of them.
+struct Part : Tile {
+  int column;  // first one
 
-  __device__ __forceinline__ Tile(const Work& work, unsigned index) {
-    state = static_cast<int>(work.by_parts.quotient(index));
-    part = static_cast<int>(index) - state * work.parts;
-    const auto number = static_cast<int>(work.by_heads.quotient(state));
-    head = state - number * work.heads;
-    batch = static_cast<int>(work.by_chunks_per_row.quotient(number));
-    token = (number - batch * work.chunks_per_row) * chunk;
-    length = min(chunk, work.tokens - token);
-    at = head * work.all_tokens + batch * work.tokens + token;
-  }
+  __device__ __forceinline__ Part(const Work& work, unsigned tile)
+      : Tile(work.chunks, work.chunk_of(tile)), column(static_cast<int>(work.part_of(tile)) * columns) {}
 };
 
 // A panel of 64 columns of dhv in shared memory.
@@ -86,12 +58,8 @@ struct Plan {
   static constexpr unsigned k = q + column_panels * slot_bytes;
   static constexpr unsigned ds = k + column_panels * slot_bytes;  // [keys][queries], queries in halves; dQ leaves here
   static constexpr unsigned ring = ds + 2 * slot_bytes;
-  static constexpr unsigned u = ring + stages * stage_bytes;  // float2, with log2(scale / den) in it
-  static constexpr unsigned c = u + chunk * 8;                // float2
-  static constexpr unsigned inflow = c + chunk * 8;           // float2: qbar = exp_sum(u, inflow)
-  static constexpr unsigned outflow = inflow + 8;             // float2: abar = exp_sum(c, outflow)
-  static constexpr unsigned vectors = outflow + 8;            // int2: where row sums begin, tokens (+ last_tile)
-  static constexpr unsigned barriers = vectors + 8;
+  using Gates = GatePlan<ring + stages * stage_bytes>;
+  static constexpr unsigned barriers = Gates::end;
 };
 
 // `full` ones are waited for by consumers, `empty` ones by producers (ds_empty by consumers), `staged` ones by the

@@ -1,11 +1,7 @@
 // Stage `keys` on Hopper: the warps that load and store. They have 24 registers.
 #pragma once
 
-#include "cuda/arch/copy.cuh"
-#include "cuda/arch/shared.cuh"
 #include "cuda/arch/tma.cuh"
-#include "cuda/arch/wgmma.cuh"
-#include "cuda/portable/device.cuh"
 #include "cuda/sm90/keys/plan.cuh"
 #include "cuda/sm90/ring.cuh"
 
@@ -16,7 +12,7 @@ __device__ __forceinline__ void load_panels(const Maps& maps, const Work& work, 
   const Barriers barriers{memory + Plan::barriers};
   Ring<Plan::stages> ring;
   for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x) {
-    const Tile tile(work, index);
+    const Part tile(work, index);
 #pragma unroll 1
     for (int t = 0; t < work.dhv_panels; ++t, ring.advance()) {
       const int first = ring.slot * panel_slots;
@@ -33,7 +29,7 @@ __device__ __forceinline__ void load_panels(const Maps& maps, const Work& work, 
       };
       const auto load_state = [&](Slot slot, const CUtensorMap& map) {
         const unsigned full = next_free(slot);
-        arch::load_box(stage + slot * slot_bytes, &map, full, t * panel, tile.part * columns, tile.state);
+        arch::load_box(stage + slot * slot_bytes, &map, full, t * panel, tile.column, tile.state);
       };
       load_tokens(slot_v, maps.v);
       load_tokens(slot_dh, maps.dh);
@@ -48,55 +44,16 @@ __device__ __forceinline__ void load_resident(const Maps& maps, const Work& work
   const Barriers barriers{memory + Plan::barriers};
   unsigned parity = 1;
   for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x, parity ^= 1) {
-    const Tile tile(work, index);
+    const Part tile(work, index);
     const auto load = [&](const CUtensorMap& map, unsigned to, unsigned full, unsigned empty) {
       arch::wait(empty, parity);
       arch::arrive_expecting(full, column_panels * slot_bytes);
 #pragma unroll 1
       for (int p = 0; p < column_panels; ++p)
-        arch::load_box(to + p * slot_bytes, &map, full, tile.part * columns + p * panel, tile.token, tile.head,
-                       tile.batch);
+        arch::load_box(to + p * slot_bytes, &map, full, tile.column + p * panel, tile.token, tile.head, tile.batch);
     };
     load(maps.k, memory + Plan::k, barriers.k_full(), barriers.k_empty());
     load(maps.q, memory + Plan::q, barriers.q_full(), barriers.q_empty());
-  }
-}
-
-// One warp: the vectors of a tile. u, which takes arithmetic, waits in registers for the room of the tile before.
-__device__ __forceinline__ void load_gates(const Work& work, unsigned memory) {
-  const Barriers barriers{memory + Plan::barriers};
-  const int lane = threadIdx.x % 32;
-  unsigned parity = 1;
-#pragma unroll 1
-  for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x, parity ^= 1) {
-    const Tile tile(work, index);
-    float2 u[chunk / 32];
-#pragma unroll
-    for (int x = 0; x < chunk / 32; ++x) {
-      const int t = lane + 32 * x;
-      const bool valid = t < tile.length;
-      u[x] = valid ? work.u[tile.at + t] : float2{};
-      u[x].y += __log2f(work.scale * (valid ? work.inverse[tile.at + t] : 0));  // D is zero beyond the tokens
-      arch::pin(u[x]);
-    }
-    arch::wait(barriers.gates_empty(), parity);
-#pragma unroll
-    for (int x = 0; x < chunk / 32; ++x) arch::write_float2(memory + Plan::u + 8 * (lane + 32 * x), u[x]);
-#pragma unroll 1
-    for (int t = lane; t < chunk; t += 32)
-      arch::copy_small<8>(memory + Plan::c + 8 * t, work.c + tile.at + min(t, tile.length - 1), t < tile.length);
-    if (lane == 0) {
-      float2 inflow, outflow;
-      as_exponent(work.m_start[tile.state], inflow);
-      arch::write_float2(memory + Plan::inflow, inflow);
-      as_exponent(work.b[tile.at + tile.length - 1] - work.m_end[tile.state], outflow);
-      arch::write_float2(memory + Plan::outflow, outflow);
-      arch::write_int2(memory + Plan::vectors, {tile.part * work.part_vector + tile.at,
-                                                tile.length + (index + gridDim.x < work.tiles ? 0 : last_tile)});
-    }
-    arch::commit_copies();
-    arch::wait_copies<0>();
-    arch::arrive(barriers.gates_full());
   }
 }
 
@@ -106,11 +63,11 @@ __device__ __forceinline__ void store_results(const Maps& maps, const Work& work
   const Barriers barriers{memory + Plan::barriers};
   unsigned parity = 0;
   for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x, parity ^= 1) {
-    const Tile tile(work, index);
+    const Part tile(work, index);
     const auto store = [&](const CUtensorMap& map, unsigned from, unsigned panel_bytes, int token) {
 #pragma unroll 1
       for (int p = 0; p < column_panels; ++p)
-        arch::store_box(from + p * panel_bytes, &map, tile.part * columns + p * panel, token, tile.head, tile.batch);
+        arch::store_box(from + p * panel_bytes, &map, tile.column + p * panel, token, tile.head, tile.batch);
     };
     arch::wait(barriers.dk_staged(), parity);
     store(maps.dk, memory + Plan::q, slot_bytes, tile.token);
