@@ -87,7 +87,7 @@ struct Consumer {
                         gated[n][3]);
   }
 
-  // While dK and dQ of the last panel are under way.
+  // All of it, while dK and dQ of the last panel are under way.
   __device__ __forceinline__ void share_scores(const float (&dP)[queries / 2]) {
     arch::wait(barriers().gates_full(), parity);
     arch::wait(barriers().ds_empty(), parity ^ 1);
@@ -110,10 +110,10 @@ struct Consumer {
     arch::wait(barriers().q_full(), parity);
     // Consumer 0 needs what it wrote of dS, consumer 1 what both did.
     if constexpr (W == 0) {
-      arch::named_arrive(3, 2 * warpgroup);
-      arch::named_wait(1, warpgroup);
+      arch::named_arrive(ds_is_written, 2 * warpgroup);
+      arch::named_wait(own_barrier, warpgroup);
     } else {
-      arch::named_wait(3, 2 * warpgroup);
+      arch::named_wait(ds_is_written, 2 * warpgroup);
     }
     arch::pin(dK);
     arch::pin(dQ);
@@ -131,7 +131,7 @@ struct Consumer {
     arch::products_commit();
     arch::products_wait<1>();
     arch::pin(dK);
-    if constexpr (W == 0) arch::named_arrive(4, 2 * warpgroup);
+    if constexpr (W == 0) arch::named_arrive(ds_is_read, 2 * warpgroup);
     write_rows(work.column_sums, vectors, my.row, row_dots(dK, k() + my.panel_row));
     arch::products_wait<0>();
     arch::pin(dQ);
@@ -140,9 +140,9 @@ struct Consumer {
     if (my.leads) arch::arrive(W == 0 ? barriers().k_empty() : barriers().q_empty());
     // All products have read what results go into: consumer 0 too, whose keys have queries of consumer 1.
     if constexpr (W == 0)
-      arch::named_wait(1, warpgroup);
+      arch::named_wait(own_barrier, warpgroup);
     else
-      arch::named_wait(4, 2 * warpgroup);
+      arch::named_wait(ds_is_read, 2 * warpgroup);
     stage(dK, (W == 0 ? q() : k()) + my.panel_row, slot_bytes, barriers().dk_staged(), my.leads);
     stage(dQ, ds(W) + my.half_row, half_bytes, barriers().dq_staged(), my.leads);
   }

@@ -99,6 +99,9 @@ struct Barriers {
   }
 };
 
+// Named barriers: among the warps of consumer 0, and from consumer 0 to consumer 1.
+inline constexpr int own_barrier = 1, ds_is_written = 2, ds_is_read = 3;
+
 inline constexpr unsigned shared_bytes = Plan::barriers + 8 * Barriers::count;
 static_assert(shared_bytes <= 232448, "what a block may have");
 
