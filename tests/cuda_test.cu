@@ -117,7 +117,7 @@ struct HopperShape {
   bool states = false;  // an initial state, and a gradient of C into the last one
 };
 
-// Every size the Hopper kernel is compiled for, with full and partial panels, chunks and rows of the batch.
+// Every size the Hopper kernels are compiled for, with full and partial panels, chunks and rows of the batch.
 constexpr HopperShape hopper_shapes[] = {
     {1, 1, 1, 64, 64},
     {1, 128, 2, 128, 256},
@@ -132,6 +132,15 @@ constexpr HopperShape hopper_shapes[] = {
     {2, 1000, 3, 128, 192, Layout::bthd, InputGate::exponential, true},
     {1, 1024, 2, 8, 8, Layout::bthd, InputGate::sigmoid, true},
     {2, 1000, 9, 128, 256},  // 144 tiles: more than multiprocessors
+    // Wide heads: keys by 128 columns of dqk, values by 256 of dhv.
+    {2, 1000, 2, 256, 512, Layout::bthd, InputGate::exponential, true},
+    {1, 1000, 3, 256, 512, Layout::fused, InputGate::sigmoid},
+    {2, 129, 2, 256, 256, Layout::bhtd, InputGate::sigmoid, true},
+    {3, 100, 2, 128, 512},
+    {2, 1000, 2, 64, 320, Layout::bthd, InputGate::exponential, true},
+    {2, 300, 3, 200, 264, Layout::bhtd, InputGate::exponential, true},
+    {1, 1, 2, 136, 8},
+    {2, 1000, 9, 256, 264, Layout::bthd, InputGate::sigmoid},  // 288 tiles
 };
 
 TEST_F(Cuda, GradientsOnHopper) {

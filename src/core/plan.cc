@@ -233,8 +233,9 @@ std::string cuda_kernels(const Plan& plan) {
   if (!plan.hopper)
     return plan.keeps_states ? "gates, dstates, gradients (portable)"
                              : "gates, states, rows, dstates, gradients (portable)";
-  return fmt::format("gates (portable), states, dstates (sm_90a), gradients ({})",
-                     plan.hopper_gradients ? "sm_90a" : "portable");
+  if (!plan.hopper_gradients) return "gates (portable), states, dstates (sm_90a), gradients (portable)";
+  return fmt::format("gates (portable), states, dstates, {} (sm_90a)",
+                     cuda::hopper_splits_gradients(plan.shape) ? "values, keys" : "gradients");
 }
 
 std::string kernels(const Plan& plan) {

@@ -341,6 +341,8 @@ std::int64_t hopper_tiles(const MlstmShape& shape) {
   return sm90::state_tiles(static_cast<int>(shape.dqk), static_cast<int>(shape.dhv));
 }
 
+bool hopper_splits_gradients(const MlstmShape& shape) { return sm90::wide_gradients(shape.dqk, shape.dhv); }
+
 bool hopper_fits(const MlstmForward& args) {
   return !args.cu_seqlens.given() && all_mapped(args.q, args.k, args.v, args.h);
 }

@@ -15,6 +15,8 @@ void check_available();
 [[nodiscard]] bool hopper_takes_gradients(const Plan& plan, const MlstmOptions& options);
 // Tiles of a state, each of which has a multiprocessor for itself.
 [[nodiscard]] std::int64_t hopper_tiles(const MlstmShape& shape);
+// Whether stage gradients is two kernels there: values and keys.
+[[nodiscard]] bool hopper_splits_gradients(const MlstmShape& shape);
 // And as far as it depends on the tensors: steps between rows that the tensor memory accelerator knows, one sequence
 // per row of the batch.
 [[nodiscard]] bool hopper_fits(const MlstmForward& args);

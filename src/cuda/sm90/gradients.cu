@@ -1,5 +1,5 @@
 // Stage `gradients` on Hopper: dQ, dK, dV of a chunk of 128 tokens and one head, one such tile after the other on every
-// multiprocessor. See docs/hopper.md.
+// multiprocessor. Heads too wide for that are left to `values` and `keys`. See docs/hopper.md.
 //
 // V, C and dC stream through a ring in panels of 64 columns, only Q, K and dH stay for the whole tile. Two consumer
 // warpgroups own 64 keys (for dK, dV) and 64 queries (for dQ) each. Scores are computed with keys in rows, so that P
@@ -72,6 +72,8 @@ namespace {
 
 using namespace gradients;
 
+constexpr int widest_dqk = 2 * panel, widest_dhv = 4 * panel;  // of one kernel
+
 Maps maps_of(const Call<float>& call, int dqk_panels) {
   const auto tokens = [&](const Rows& rows, int columns, int box) {
     return token_map(rows, call.batch, call.tokens, call.heads, columns, box);
@@ -121,15 +123,23 @@ void launch_for_dhv(const Call<float>& call, cudaStream_t stream) {
 bool takes_gradients(const Call<float>& call) {
   constexpr std::int64_t most = std::numeric_limits<int>::max();
   constexpr std::int64_t most_tiles = most / 32;  // the items of the ring are counted over all of them
-  return call.L == chunk && call.group == 1 && call.scale > 0 && call.dqk <= 2 * panel && call.dhv <= 4 * panel &&
-         call.all_tokens() * call.heads <= most && call.numbers * call.heads <= most_tiles;
+  const std::int64_t parts =
+      (std::max(call.dqk, call.dhv) + widest_dqk - 1) / widest_dqk;  // of the tiles of wide heads
+  return call.L == chunk && call.group == 1 && call.scale > 0 && call.all_tokens() * call.heads * parts <= most &&
+         call.numbers * call.heads * parts <= most_tiles;
 }
 
+bool wide_gradients(std::int64_t dqk, std::int64_t dhv) { return dqk > widest_dqk || dhv > widest_dhv; }
+
 void launch_gradients(const Call<float>& call, cudaStream_t stream) {
-  if (call.dqk <= panel)
+  if (wide_gradients(call.dqk, call.dhv)) {
+    launch_values(call, stream);
+    launch_keys(call, stream);
+  } else if (call.dqk <= panel) {
     launch_for_dhv<1>(call, stream);
-  else
+  } else {
     launch_for_dhv<2>(call, stream);
+  }
 }
 
 }  // namespace tfla::cuda::sm90

@@ -4,6 +4,8 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdint>
+
 #include "cuda/call.h"
 
 namespace tfla::cuda::sm90 {
@@ -25,12 +27,13 @@ void launch_segment_starts(const Call<float>& call, cudaStream_t stream);
 // States and outputs in one, in chunks of 64 tokens; the state stays on the chip.
 void launch_forward(const Call<float>& call, cudaStream_t stream);
 
-// dQ, dK, dV and the row sums that launch_gate_gradients reads, in chunks of 128 tokens.
+// dQ, dK, dV and the row sums that launch_gate_gradients reads, in chunks of 128 tokens. Wide heads take two kernels.
 [[nodiscard]] bool takes_gradients(const Call<float>& call);
+[[nodiscard]] bool wide_gradients(std::int64_t dqk, std::int64_t dhv);
 void launch_gradients(const Call<float>& call, cudaStream_t stream);
-
-// dV of heads too wide for launch_gradients, in chunks of 128 tokens. Asks of a call what takes_gradients does, but for
-// dqk and dhv: any multiples of 8.
+// dQ, dK and the row sums of wide heads.
+void launch_keys(const Call<float>& call, cudaStream_t stream);
+// dV of wide heads.
 void launch_values(const Call<float>& call, cudaStream_t stream);
 
 }  // namespace tfla::cuda::sm90

@@ -1,0 +1,170 @@
+// Stage `keys` on Hopper: the two warpgroups that multiply.
+#pragma once
+
+#include "cuda/sm90/keys/plan.cuh"
+#include "cuda/sm90/scores.cuh"
+
+namespace tfla::cuda::sm90::keys {
+
+// Consumer W has keys and queries from 64 W on. No query before its keys sees them: consumer 1 has half the scores.
+template <int W>
+struct Consumer {
+  static constexpr int first_query = W * half, queries = chunk - first_query;
+  static constexpr unsigned own = W * half_bytes;                  // of this consumer's rows in a slot
+  static constexpr unsigned query_rows = first_query * row_bytes;  // of the queries that see its keys
+  static constexpr unsigned step_rows = 16 * row_bytes;            // of a step of a product along rows
+
+  const Work& work;
+  unsigned memory;
+  unsigned panels = 0;  // before the one that is next
+  unsigned parity = 0;  // of the tiles before this one
+
+  // Of one tile. Panels are added to zeros: sums that the first one overwrites would be kept from tile to tile.
+  struct Sums {
+    float dP[queries / 2] = {};  // keys in rows
+    float dQ[columns / 2] = {};
+    float dK[columns / 2] = {};
+  };
+
+  __device__ __forceinline__ Consumer(const Work& w, unsigned m) : work(w), memory(m) {}
+
+  __device__ __forceinline__ Barriers barriers() const { return {memory + Plan::barriers}; }
+  __device__ __forceinline__ unsigned q() const { return memory + Plan::q; }
+  __device__ __forceinline__ unsigned k() const { return memory + Plan::k; }
+  __device__ __forceinline__ unsigned ds(int half_of_queries) const {
+    return memory + Plan::ds + half_of_queries * slot_bytes;
+  }
+  __device__ __forceinline__ int first_slot() const { return static_cast<int>(panels % 2) * panel_slots; }
+  __device__ __forceinline__ unsigned take(Slot slot) const {
+    arch::wait(barriers().ring_full(first_slot() + slot), panels / 2 & 1);
+    return memory + Plan::ring + (first_slot() + slot) * slot_bytes;
+  }
+  __device__ __forceinline__ void give_back(Slot slot) const {
+    if (threadIdx.x % 32 == 0) arch::arrive(barriers().ring_empty(first_slot() + slot));
+  }
+
+  // dP += V dH^T, dK += V dC^T and dQ += dH C^T over the next panel, as three batches in this order.
+  __device__ __forceinline__ void multiply_next(Sums& sums) {
+    static_assert(Plan::stages == 2);
+    const unsigned v = take(slot_v), dh = take(slot_dh);
+    arch::products_begin();
+    multiply_panel(sums.dP, v, own, dh, query_rows, true);
+    arch::products_commit();
+    const unsigned dC = take(slot_dC);
+    arch::products_begin();
+    multiply_panel(sums.dK, v, own, dC, 0, true);
+    arch::products_commit();
+    const unsigned C = take(slot_C);
+    arch::products_begin();
+    multiply_panel(sums.dQ, dh, own, C, 0, true);
+    arch::products_commit();
+  }
+
+  // Waits for dK and dQ, and gives back what the panel's products read.
+  __device__ __forceinline__ void finish_panel(Sums& sums) {
+    arch::products_wait<1>();
+    give_back(slot_v);
+    give_back(slot_dC);
+    arch::products_wait<0>();
+    arch::pin(sums.dK);
+    arch::pin(sums.dQ);
+    give_back(slot_dh);
+    give_back(slot_C);
+    ++panels;
+  }
+
+  // dS = dP . D of 64 queries into shared memory, as [key][query].
+  __device__ __forceinline__ void share(const float (&dP)[half / 2], int half_of_queries) {
+    const Lane<W> my;
+    const float2 c0 = arch::read_float2(memory + Plan::Gates::c + my.row * 8);
+    const float2 c1 = arch::read_float2(memory + Plan::Gates::c + (my.row + 8) * 8);
+    const int query = half_of_queries * half + my.pair;
+    std::uint32_t gated[half / 16][4];
+    gate(dP, gated, memory + Plan::Gates::u + query * 8, c0, c1, my.row - query);
+#pragma unroll
+    for (int n = 0; n < half / 16; ++n)
+      arch::store_tiles((ds(half_of_queries) + my.panel_row) ^ (n << 5), gated[n][0], gated[n][1], gated[n][2],
+                        gated[n][3]);
+  }
+
+  // All of it, while dK and dQ of the last panel are under way.
+  __device__ __forceinline__ void share_scores(const float (&dP)[queries / 2]) {
+    arch::wait(barriers().gates_full(), parity);
+    arch::wait(barriers().ds_empty(), parity ^ 1);
+#pragma unroll
+    for (int h = 0; h < queries / half; ++h) share(reinterpret_cast<const float(&)[half / 2]>(dP[h * half / 2]), W + h);
+    arch::writes_before_copies();
+  }
+
+  // dK = abar dK + dS^T Q, dQ = qbar dQ + dS K, and what is summed over their rows.
+  __device__ __forceinline__ void finish(unsigned tile, float (&dQ)[columns / 2], float (&dK)[columns / 2]) {
+    const Lane<W> my;
+    int2 vectors = arch::read_int2(memory + Plan::Gates::vectors);
+    vectors.x += static_cast<int>(work.part_of(tile)) * work.chunks.heads * work.chunks.all_tokens;
+    scale_rows(dK, row_weights<W>(memory + Plan::Gates::c, memory + Plan::Gates::outflow));
+    scale_rows(dQ, row_weights<W>(memory + Plan::Gates::u, memory + Plan::Gates::inflow));
+    __syncwarp();
+    if (my.leads) arch::arrive(barriers().gates_empty());
+    arch::wait(barriers().k_full(), parity);
+    write_rows(work.outflow, vectors, my.row, row_dots(dK, k() + my.panel_row));
+    arch::wait(barriers().q_full(), parity);
+    // Consumer 0 needs what it wrote of dS, consumer 1 what both did.
+    if constexpr (W == 0) {
+      arch::named_arrive(ds_is_written, 2 * warpgroup);
+      arch::named_wait(own_barrier, warpgroup);
+    } else {
+      arch::named_wait(ds_is_written, 2 * warpgroup);
+    }
+    arch::pin(dK);
+    arch::pin(dQ);
+    arch::products_begin();
+#pragma unroll
+    for (int step = 0; step < queries / 16; ++step)
+      arch::multiply<Type, Major::depth, Major::across>(dK, arch::tile_at(ds(W + step / 4), own + step % 4 * 32),
+                                                        arch::tile_at(q(), query_rows + step * step_rows, slot_bytes),
+                                                        true);
+    arch::products_commit();
+#pragma unroll
+    for (int step = 0; step < (W + 1) * half / 16; ++step)
+      arch::multiply<Type, Major::across, Major::across>(dQ, arch::tile_at(ds(W), step * step_rows),
+                                                         arch::tile_at(k(), step * step_rows, slot_bytes), true);
+    arch::products_commit();
+    arch::products_wait<1>();
+    arch::pin(dK);
+    if constexpr (W == 0) arch::named_arrive(ds_is_read, 2 * warpgroup);
+    write_rows(work.column_sums, vectors, my.row, row_dots(dK, k() + my.panel_row));
+    arch::products_wait<0>();
+    arch::pin(dQ);
+    write_rows(work.row_sums, vectors, my.row, row_dots(dQ, q() + my.panel_row));
+    __syncwarp();
+    if (my.leads) arch::arrive(W == 0 ? barriers().k_empty() : barriers().q_empty());
+    // All products have read what results go into: consumer 0 too, whose keys have queries of consumer 1.
+    if constexpr (W == 0)
+      arch::named_wait(own_barrier, warpgroup);
+    else
+      arch::named_wait(ds_is_read, 2 * warpgroup);
+    stage(dK, (W == 0 ? q() : k()) + my.panel_row, slot_bytes, barriers().dk_staged(), my.leads);
+    stage(dQ, ds(W) + my.half_row, half_bytes, barriers().dq_staged(), my.leads);
+  }
+
+  __device__ __forceinline__ void run() {
+#pragma unroll 1
+    for (unsigned tile = blockIdx.x; tile < work.tiles; tile += gridDim.x, parity ^= 1) {
+      Sums sums;
+#pragma unroll 1
+      for (int t = 1; t < work.dhv_panels; ++t) {
+        multiply_next(sums);
+        finish_panel(sums);
+        arch::pin(sums.dP);
+      }
+      multiply_next(sums);
+      arch::products_wait<2>();
+      arch::pin(sums.dP);
+      share_scores(sums.dP);
+      finish_panel(sums);
+      finish(tile, sums.dQ, sums.dK);
+    }
+  }
+};
+
+}  // namespace tfla::cuda::sm90::keys

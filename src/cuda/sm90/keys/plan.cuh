@@ -1,0 +1,108 @@
+// Stage `keys` on Hopper: the call as its kernel sees it, tiles, shared memory and barriers.
+#pragma once
+
+#include <cuda.h>
+
+#include "cuda/arch/barrier.cuh"
+#include "cuda/sm90/chunks.cuh"
+
+namespace tfla::cuda::sm90::keys {
+
+using namespace scores;
+
+inline constexpr int threads = 3 * warpgroup;
+inline constexpr int warps_of_consumer = warpgroup / 32;
+// 504 in all: what 384 threads at 168 own.
+inline constexpr int producer_registers = 24, consumer_registers = 240;
+inline constexpr int columns = 128;  // of dqk in a tile
+inline constexpr int column_panels = columns / panel;
+
+struct Maps {
+  CUtensorMap q, k, v, dh;  // boxes of 128 tokens
+  CUtensorMap dq, dk;       // of 64
+  CUtensorMap C, dC;        // of 128 rows of a state
+};
+
+// The rest of the call.
+struct Work {
+  Chunks chunks;
+  float* row_sums;  // by parts, like the other two
+  float* column_sums;
+  float* outflow;
+  int dhv_panels;  // of 64 columns
+  unsigned parts;  // of dqk
+  Divider by_parts;
+  unsigned tiles;
+
+  __device__ __forceinline__ unsigned chunk_of(unsigned tile) const { return by_parts.quotient(tile); }
+  __device__ __forceinline__ unsigned part_of(unsigned tile) const { return tile - chunk_of(tile) * parts; }
+};
+
+// 128 columns of dqk of a chunk and head. Parts of a chunk are neighbours and run at a time: V and dH come from L2 for
+// all but one of them.
+struct Part : Tile {
+  int column;  // first one
+
+  __device__ __forceinline__ Part(const Work& work, unsigned tile)
+      : Tile(work.chunks, work.chunk_of(tile)), column(static_cast<int>(work.part_of(tile)) * columns) {}
+};
+
+// A panel of 64 columns of dhv in shared memory.
+enum Slot : int { slot_v, slot_dh, slot_dC, slot_C, panel_slots };
+
+struct Plan {
+  static constexpr int stages = 2;  // panels on the chip
+  static constexpr unsigned stage_bytes = panel_slots * slot_bytes;
+
+  static constexpr unsigned q = 0;
+  static constexpr unsigned k = q + column_panels * slot_bytes;
+  static constexpr unsigned ds = k + column_panels * slot_bytes;  // [keys][queries], queries in halves; dQ leaves here
+  static constexpr unsigned ring = ds + 2 * slot_bytes;
+  using Gates = GatePlan<ring + stages * stage_bytes>;
+  static constexpr unsigned barriers = Gates::end;
+};
+
+// `full` ones are waited for by consumers, `empty` ones by producers (ds_empty by consumers), `staged` ones by the
+// store warp.
+struct Barriers {
+  static constexpr int ring_slots = Plan::stages * panel_slots;
+  static constexpr int count = 9 + 2 * ring_slots;
+  unsigned base;
+
+  __device__ __forceinline__ unsigned at(int index) const { return base + 8 * index; }
+  __device__ __forceinline__ unsigned q_full() const { return at(0); }
+  __device__ __forceinline__ unsigned q_empty() const { return at(1); }
+  __device__ __forceinline__ unsigned k_full() const { return at(2); }
+  __device__ __forceinline__ unsigned k_empty() const { return at(3); }
+  __device__ __forceinline__ unsigned gates_full() const { return at(4); }
+  __device__ __forceinline__ unsigned gates_empty() const { return at(5); }
+  __device__ __forceinline__ unsigned ds_empty() const { return at(6); }
+  __device__ __forceinline__ unsigned dk_staged() const { return at(7); }
+  __device__ __forceinline__ unsigned dq_staged() const { return at(8); }
+  __device__ __forceinline__ unsigned ring_full(int slot) const { return at(9 + slot); }
+  __device__ __forceinline__ unsigned ring_empty(int slot) const { return at(9 + ring_slots + slot); }
+
+  // By one thread. Consumer 0 leaves its dK in Q and consumer 1 in K: there the store warp arrives for it.
+  __device__ void init() const {
+    constexpr int consumer_warps = 2 * warps_of_consumer;
+    arch::barrier_init(gates_full(), 32);
+    for (const unsigned full : {q_full(), k_full()}) arch::barrier_init(full, 1);
+    for (const unsigned empty : {q_empty(), k_empty()}) arch::barrier_init(empty, warps_of_consumer + 1);
+    arch::barrier_init(gates_empty(), consumer_warps);
+    arch::barrier_init(ds_empty(), 1);
+    for (const unsigned staged : {dk_staged(), dq_staged()}) arch::barrier_init(staged, consumer_warps);
+    for (int slot = 0; slot < ring_slots; ++slot) {
+      arch::barrier_init(ring_full(slot), 1);
+      arch::barrier_init(ring_empty(slot), consumer_warps);
+    }
+    arch::barriers_ready();
+  }
+};
+
+// Named barriers: among the warps of consumer 0, and from consumer 0 to consumer 1.
+inline constexpr int own_barrier = 1, ds_is_written = 2, ds_is_read = 3;
+
+inline constexpr unsigned shared_bytes = Plan::barriers + 8 * Barriers::count;
+static_assert(shared_bytes <= 232448, "what a block may have");
+
+}  // namespace tfla::cuda::sm90::keys

@@ -1,0 +1,89 @@
+// Stage `keys` on Hopper: the warps that load and store. They have 24 registers.
+#pragma once
+
+#include "cuda/arch/tma.cuh"
+#include "cuda/sm90/keys/plan.cuh"
+#include "cuda/sm90/ring.cuh"
+
+namespace tfla::cuda::sm90::keys {
+
+// One thread: panels of V, dH, dC and C.
+__device__ __forceinline__ void load_panels(const Maps& maps, const Work& work, unsigned memory) {
+  const Barriers barriers{memory + Plan::barriers};
+  Ring<Plan::stages> ring;
+  for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x) {
+    const Part tile(work, index);
+#pragma unroll 1
+    for (int t = 0; t < work.dhv_panels; ++t, ring.advance()) {
+      const int first = ring.slot * panel_slots;
+      const unsigned stage = memory + Plan::ring + first * slot_bytes;
+      const auto next_free = [&](Slot slot) {
+        arch::wait(barriers.ring_empty(first + slot), ring.phase ^ 1);
+        const unsigned full = barriers.ring_full(first + slot);
+        arch::arrive_expecting(full, slot_bytes);
+        return full;
+      };
+      const auto load_tokens = [&](Slot slot, const CUtensorMap& map) {
+        const unsigned full = next_free(slot);
+        arch::load_box(stage + slot * slot_bytes, &map, full, t * panel, tile.token, tile.head, tile.batch);
+      };
+      const auto load_state = [&](Slot slot, const CUtensorMap& map) {
+        const unsigned full = next_free(slot);
+        arch::load_box(stage + slot * slot_bytes, &map, full, t * panel, tile.column, tile.state);
+      };
+      load_tokens(slot_v, maps.v);
+      load_tokens(slot_dh, maps.dh);
+      load_state(slot_dC, maps.dC);
+      load_state(slot_C, maps.C);
+    }
+  }
+}
+
+// One thread: Q and K. They are needed after the panels.
+__device__ __forceinline__ void load_resident(const Maps& maps, const Work& work, unsigned memory) {
+  const Barriers barriers{memory + Plan::barriers};
+  unsigned parity = 1;
+  for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x, parity ^= 1) {
+    const Part tile(work, index);
+    const auto load = [&](const CUtensorMap& map, unsigned to, unsigned full, unsigned empty) {
+      arch::wait(empty, parity);
+      arch::arrive_expecting(full, column_panels * slot_bytes);
+#pragma unroll 1
+      for (int p = 0; p < column_panels; ++p)
+        arch::load_box(to + p * slot_bytes, &map, full, tile.column + p * panel, tile.token, tile.head, tile.batch);
+    };
+    load(maps.k, memory + Plan::k, barriers.k_full(), barriers.k_empty());
+    load(maps.q, memory + Plan::q, barriers.q_full(), barriers.q_empty());
+  }
+}
+
+// One thread: sends what the consumers staged. dK of consumer 0 lies in the first half of Q, that of consumer 1 in the
+// second half of K.
+__device__ __forceinline__ void store_results(const Maps& maps, const Work& work, unsigned memory) {
+  const Barriers barriers{memory + Plan::barriers};
+  unsigned parity = 0;
+  for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x, parity ^= 1) {
+    const Part tile(work, index);
+    const auto store = [&](const CUtensorMap& map, unsigned from, unsigned panel_bytes, int token) {
+#pragma unroll 1
+      for (int p = 0; p < column_panels; ++p)
+        arch::store_box(from + p * panel_bytes, &map, tile.column + p * panel, token, tile.head, tile.batch);
+    };
+    arch::wait(barriers.dk_staged(), parity);
+    store(maps.dk, memory + Plan::q, slot_bytes, tile.token);
+    store(maps.dk, memory + Plan::k + half_bytes, slot_bytes, tile.token + half);
+    arch::commit_stores();
+    arch::wait(barriers.dq_staged(), parity);
+#pragma unroll 1
+    for (int w = 0; w < 2; ++w) store(maps.dq, memory + Plan::ds + w * slot_bytes, half_bytes, tile.token + w * half);
+    arch::commit_stores();
+    arch::wait_stores_read<1>();
+    arch::arrive(barriers.q_empty());
+    arch::arrive(barriers.k_empty());
+    arch::wait_stores_read<0>();
+    arch::arrive(barriers.ds_empty());
+  }
+  arch::wait_stores<0>();
+}
+
+}  // namespace tfla::cuda::sm90::keys
