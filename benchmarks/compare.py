@@ -23,15 +23,16 @@ EXAMPLES = """parts:
 What it needs besides tfla is in benchmarks/requirements-gpu.txt; matplotlib only to draw.
 
 examples:
-  benchmarks/compare.py                                 everything
+  benchmarks/compare.py --budget 900                    everything
   benchmarks/compare.py --part lengths --tokens 8192    one length
   benchmarks/compare.py --measure run.json              only measure: on a GPU machine without matplotlib
   benchmarks/compare.py --draw run.json                 only write the page and the plots: on a machine without a GPU
 
 In several runs, whose files are put together (where two hold the same case, the later file counts):
-  benchmarks/compare.py --part lengths --part memory --part attention --measure a.json
-  benchmarks/compare.py --part shapes --part sweep --part step --measure b.json
-  benchmarks/compare.py --draw a.json b.json
+  benchmarks/compare.py --part lengths --part memory --measure a.json
+  benchmarks/compare.py --part shapes --part sweep --measure b.json
+  benchmarks/compare.py --part attention --part step --measure c.json
+  benchmarks/compare.py --draw a.json b.json c.json
 """.format(parts="\n".join(f"  {name:<11}{text}" for name, text in gpu_parts.PARTS.items()))
 
 
@@ -64,11 +65,14 @@ def arguments() -> argparse.Namespace:
         "--tokens", type=int, action="append", help="a sequence length of lengths and attention (default: all)"
     )
     parser.add_argument("--min-time", type=float, default=0.2, help="seconds per timing call after call (%(default)s)")
-    parser.add_argument("--limit", type=float, default=90, help="seconds until a silent process is ended (%(default)s)")
+    parser.add_argument(
+        "--limit", type=float, default=120, help="seconds until a silent process is ended (%(default)s)"
+    )
+    parser.add_argument("--budget", type=float, default=250, help="seconds after which no case is begun (%(default)s)")
     parser.add_argument(
         "--compilers",
         type=int,
-        default=3,
+        default=4,
         help="processes of each Triton peer that compile first; 0: none (%(default)s)",
     )
     parser.add_argument(
@@ -101,6 +105,7 @@ def measure(given: argparse.Namespace, file: Path) -> None:
         replicas=given.compilers,
         peers=[name for name in PEERS if name not in (given.without or [])],
         lengths=tuple(given.tokens) if given.tokens else None,
+        budget=given.budget,
     )
     try:
         run.parts([part for part in gpu_parts.PARTS if part in (given.part or gpu_parts.PARTS)])

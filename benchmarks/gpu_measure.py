@@ -39,11 +39,15 @@ class Run:
     replicas: int
     peers: list[str]
     lengths: tuple[int, ...] | None = None
+    budget: float = float("inf")  # seconds, after which no other case is begun
     result: dict[str, Any] = field(default_factory=lambda: {"about": {}, "parts": {}})
     _sustained: list[Workload] = field(default_factory=list)  # timed call after call, too
     _own: dict[tuple[Workload, int], dict[str, Row]] = field(default_factory=dict)
-    _processes: dict[str, PeerProcess] = field(default_factory=dict)
+    _teams: dict[str, list[PeerProcess]] = field(default_factory=dict)  # the first one of each peer is timed
     _failures: dict[tuple[str, Workload], Row] = field(default_factory=dict)
+
+    _begin: float = field(default_factory=time.monotonic)
+    _left: list[str] = field(default_factory=list)
 
     # ---------------------------------------------------------------- tfla
 
@@ -86,8 +90,10 @@ class Run:
 
     # ---------------------------------------------------------------- peers
 
-    def process(self, name: str) -> PeerProcess:
-        return self._processes.setdefault(name, PeerProcess(name, self.limit))
+    def team(self, name: str, size: int = 1) -> list[PeerProcess]:
+        members = self._teams.setdefault(name, [])
+        members += [PeerProcess(name, self.limit) for _ in range(size - len(members))]
+        return members
 
     def time_peer(self, name: str, workload: Workload, operations: Iterable[str], min_time: float) -> Row:
         row = dict(self._failures.get((name, workload), {}))
@@ -96,38 +102,35 @@ class Run:
             return row
         say(f"{workload}: {name}")
         job = {"job": "time", "workload": astuple(workload), "operations": wanted, "min_time": min_time}
-        row |= self.process(name).run(job)
+        row |= self.team(name)[0].run(job)
         if version := row.pop("version", None):
             self.result["about"].setdefault("packages", {})["cuDNN"] = version
         return row
 
     def warm(self, workloads: list[Workload]) -> None:
         """Triton compiles for every shape anew, which takes longer than all the timing: several processes of each peer
-        share the shapes and leave what they compiled in Triton's cache. What fails here is not tried again."""
+        share the shapes and leave what they compiled in Triton's cache. What crashes here is not tried again. The
+        process that is timed takes no part: whatever it chooses by trying, it should choose on a quiet GPU."""
         names = [name for name in gpu_parts.TRITON_PEERS if name in self.peers]
-        if not workloads or not names or self.replicas < 1:
+        if not names or self.replicas < 1:
             return
         say(f"compiling: {', '.join(names)} at {len(workloads)} shapes, {self.replicas} processes each")
-        threads, extra = [], []
+        threads = []
         for name in names:
             todo: queue.SimpleQueue[Workload] = queue.SimpleQueue()
             for workload in workloads:
                 todo.put(workload)
-            team = [self.process(name), *(PeerProcess(name, self.limit) for _ in range(self.replicas - 1))]
-            extra += team[1:]
-            threads += [threading.Thread(target=self._compile, args=(one, todo), daemon=True) for one in team]
-        try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        finally:
-            for one in extra:
-                one.stop()
-        for one in extra:
-            if one.environment == WITHOUT_LLVM and (kept := self.process(one.name)).environment != WITHOUT_LLVM:
-                kept.stop()
-                kept.environment = WITHOUT_LLVM
+            first, *others = self.team(name, 1 + self.replicas)
+            first.start()
+            threads += [threading.Thread(target=self._compile, args=(one, todo), daemon=True) for one in others]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for team in self._teams.values():
+            if any(one.environment == WITHOUT_LLVM for one in team) and team[0].environment != WITHOUT_LLVM:
+                team[0].stop()
+                team[0].environment = WITHOUT_LLVM
 
     def _compile(self, process: PeerProcess, todo: queue.SimpleQueue[Workload]) -> None:
         while True:
@@ -137,12 +140,19 @@ class Run:
                 return
             row = process.run({"job": "warm", "workload": astuple(workload), "operations": OPERATIONS})
             failed = {key: value for key, value in row.items() if key.endswith("_error")}
-            if failed:
+            if row.get("ended"):
                 self._failures[process.name, workload] = failed
             reasons = dict.fromkeys(failed.values())
             say(f"{workload}: {process.name} " + (f"fails: {'; '.join(reasons)}" if failed else "compiled"))
 
     # ---------------------------------------------------------------- parts
+
+    def late(self, part: str, what: object) -> bool:
+        """Whether the time is up; then the case is remembered as left out."""
+        if time.monotonic() - self._begin < self.budget:
+            return False
+        self._left.append(f"{part} {what}")
+        return True
 
     def keep(self, part: str, key: str, case: dict[str, Any]) -> None:
         self.result["parts"].setdefault(part, {})[key] = case
@@ -158,7 +168,12 @@ class Run:
     def sequences(self, part: str) -> None:
         """lengths, shapes and sweep: tfla, then the Triton peers."""
         min_time = self.min_time if part == "lengths" else 0.0
-        for workload in gpu_parts.workloads(part, self.lengths):
+        workloads = gpu_parts.workloads(part, self.lengths)
+        if time.monotonic() - self._begin < self.budget:
+            self.warm(workloads)
+        for workload in workloads:
+            if self.late(part, workload):
+                continue
             rows = dict(self.tfla(workload))
             for name in gpu_parts.TRITON_PEERS:
                 if name in self.peers:
@@ -168,6 +183,8 @@ class Run:
     def attention(self) -> None:
         last: dict[str, float] = {}  # seconds per token of the sequence, from the length before
         for workload in sorted(gpu_parts.workloads("attention", self.lengths), key=lambda one: one.tokens):
+            if self.late("attention", workload):
+                continue
             rows = dict(self.tfla(workload))
             if gpu_parts.ATTENTION in self.peers:
                 predicted = {operation: slope * workload.tokens for operation, slope in last.items()}
@@ -181,11 +198,15 @@ class Run:
     def memory(self) -> None:
         for workload in gpu_parts.workloads("memory"):
             for chunk in gpu_parts.MEMORY_CHUNKS:
+                if self.late("memory", f"chunk {chunk or 'default'}"):
+                    continue
                 rows = self.tfla(workload, chunk, OPERATIONS if chunk == 0 else ["training"])
                 key = f"{workload} chunk {chunk or 'default'}"
                 self.keep("memory", key, {"workload": astuple(workload), "chunk": chunk, "rows": rows})
 
     def step(self) -> None:
+        if self.late("step", "all"):
+            return
         say("step: tfla")
         for found in self.bench(self.min_time, "--op", "step", "--gate", "exp")["steps"]:
             row = {"seconds": found["seconds"]["median"], "bytes_per_second": found["state_bytes_per_second"]}
@@ -194,7 +215,7 @@ class Run:
             if gpu_parts.STEP_PEER in self.peers:
                 say(f"step, batch {found['batch']}: mlstm_kernels")
                 job = {"job": "step", "batch": found["batch"], "min_time": self.min_time}
-                case["rows"][gpu_parts.STEP_PEER] = self.process(gpu_parts.STEP_PEER).run(job)
+                case["rows"][gpu_parts.STEP_PEER] = self.team(gpu_parts.STEP_PEER)[0].run(job)
             self.keep("step", str(found["batch"]), case)
 
     def parts(self, wanted: list[str]) -> dict[str, Any]:
@@ -203,16 +224,18 @@ class Run:
         about["packages"] = versions("torch", "triton", "mlstm_kernels", "fla-core")
         if "lengths" in wanted:
             self._sustained = gpu_parts.workloads("lengths", self.lengths)
-        shared = [part for part in ("lengths", "shapes", "sweep") if part in wanted]
         try:
-            self.warm([workload for part in shared for workload in gpu_parts.workloads(part, self.lengths)])
             for part in wanted:
-                if part in shared:
-                    self.sequences(part)
+                own = {"attention": self.attention, "memory": self.memory, "step": self.step}.get(part)
+                if own is not None:
+                    own()
                 else:
-                    {"attention": self.attention, "memory": self.memory, "step": self.step}[part]()
+                    self.sequences(part)
         finally:
-            for process in self._processes.values():
-                process.stop()
+            for team in self._teams.values():
+                for process in team:
+                    process.stop()
+        if self._left:
+            say(f"left out, since {self.budget:g} s are over: {'; '.join(self._left)}")
         say("done")
         return self.result

@@ -11,7 +11,11 @@ from typing import Any
 
 import gpu_parts
 import torch
+import torch._dynamo
 from paper.model import Workload
+
+# mlstm_kernels compiles its gates by torch.compile, which would give up after a few shapes and run them uncompiled.
+torch._dynamo.config.recompile_limit = 64
 
 CHUNK = 128  # the paper's choice for its xl_chunk kernels
 REST = 0.6  # seconds, as `tfla bench` rests before its burst

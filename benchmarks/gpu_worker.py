@@ -54,16 +54,25 @@ def main() -> None:
     def say(answer: Answer) -> None:
         print(json.dumps(answer), file=out, flush=True)
 
-    answer = None
+    try:  # before the first job, while others are still at work
+        answer = answers(name)
+    except Exception as reason:
+        answer = refusing(reason)
     for line in sys.stdin:
         try:
-            answer = answer or answers(name)
             for result in answer(json.loads(line)):
                 say(result)
             say({"done": True})
         except Exception as reason:  # a kernel that its compiler cannot build, say: reported, not hidden
             say({"error": (str(reason) or type(reason).__name__).splitlines()[0]})
         free()
+
+
+def refusing(reason: Exception) -> Callable[[Answer], Iterator[Answer]]:
+    def answer(_: Answer) -> Iterator[Answer]:
+        raise reason
+
+    return answer
 
 
 def free() -> None:

@@ -67,11 +67,14 @@ class PeerProcess:
         process.wait()
 
     def run(self, job: dict[str, Any]) -> Row:
-        """The results, and where there is not one of everything that was asked for, the reason in OPERATION_error."""
+        """The results, and where there is not one of everything that was asked for, the reason in OPERATION_error;
+        `ended` where that took the process with it."""
         row = self._run(job)
         if "crash" in row and self.environment == PLAIN:
             self.environment = WITHOUT_LLVM
             row = self._run(job)
+        if "crash" in row:
+            row["ended"] = True
         if reason := row.pop("crash", None) or row.pop("error", None):
             for operation in job.get("operations", ["seconds"]):
                 if operation not in row:
@@ -92,7 +95,7 @@ class PeerProcess:
                 line = self._lines.get(timeout=self.limit)
             except queue.Empty:
                 self.stop()
-                return row | {"error": f"no result within {self.limit:g} s"}
+                return row | {"error": f"no result within {self.limit:g} s", "ended": True}
             if line is None:
                 return row | {"crash": self._last_words()}
             row |= json.loads(line)

@@ -65,7 +65,7 @@ def test_an_abort_is_tried_without_llvm(process):
 
 def test_a_crash_costs_only_what_was_not_done(process):
     row = process.run(job("always"))
-    assert row["forward"] == 1.5 and row["training_error"] == "ended with SIGABRT: Assertion failed"
+    assert row["ended"] and row["forward"] == 1.5 and row["training_error"] == "ended with SIGABRT: Assertion failed"
     assert process.run(job("works")) == BOTH | {"without_llvm": True}
 
 
