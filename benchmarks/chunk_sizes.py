@@ -88,7 +88,7 @@ def measure(
         content = program.bench(*options, "--chunk", str(asked))
         (found,) = content["sequences"]
         chunk = found["plans"][-1]["chunk"]
-        row = {"variant": name, "operation": operation} | asdict(workload)
+        row = {"variant": name, "date": content["date"], "operation": operation} | asdict(workload)
         row |= {"chunk": chunk, "default": asked == 0, "seconds": measured_seconds(found)}
         row |= {"flops": flops.total(workload, chunk), "bytes": moved.total(workload, chunk)}
         keep(content, row)

@@ -45,7 +45,6 @@ class Run:
     _own: dict[tuple[Workload, int], dict[str, Row]] = field(default_factory=dict)
     _teams: dict[str, list[PeerProcess]] = field(default_factory=dict)  # the first one of each peer is timed
     _failures: dict[tuple[str, Workload], Row] = field(default_factory=dict)
-
     _begin: float = field(default_factory=time.monotonic)
     _left: list[str] = field(default_factory=list)
 

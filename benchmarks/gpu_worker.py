@@ -5,7 +5,8 @@
     {"job": "time", "workload": [...], "operations": ["forward", "training"], "min_time": 0.2}
     {"job": "step", "batch": 64, "min_time": 0.2}
 
-Each is answered by some lines of results and one {"done": true}, or {"error": "..."}."""
+Each is answered by some lines of results and one {"done": true}, or {"error": "..."}, with "ended": true where the
+process is of no more use."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ def main() -> None:
                 say(result)
             say({"done": True})
         except Exception as reason:  # a kernel that its compiler cannot build, say: reported, not hidden
-            say({"error": (str(reason) or type(reason).__name__).splitlines()[0]})
+            error = {"error": (str(reason) or type(reason).__name__).splitlines()[0]}
+            say(error if usable() else error | {"ended": True})
         free()
 
 
@@ -73,6 +75,17 @@ def refusing(reason: Exception) -> Callable[[Answer], Iterator[Answer]]:
         raise reason
 
     return answer
+
+
+def usable() -> bool:
+    """Not after a kernel has read where it must not: then every later call fails, and the process has to end."""
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return not torch.cuda.is_available()
+    return True
 
 
 def free() -> None:

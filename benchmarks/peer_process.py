@@ -99,6 +99,8 @@ class PeerProcess:
             if line is None:
                 return row | {"crash": self._last_words()}
             row |= json.loads(line)
+        if "ended" in row:
+            self.stop()
         return row
 
     def _last_words(self) -> str:

@@ -26,6 +26,9 @@ for line in sys.stdin:
     if job["job"] == "refuses":
         print(json.dumps({"error": "no such kernel"}), flush=True)
         continue
+    if job["job"] == "breaks":
+        print(json.dumps({"error": "illegal access", "ended": True}), flush=True)
+        time.sleep(60)
     print(json.dumps({"forward": 1.5}), flush=True)
     if job["job"] == "always" or job["job"] == "dies" and "DISABLE_LLVM_OPT" not in os.environ:
         print("Assertion failed", file=sys.stderr, flush=True)
@@ -67,6 +70,11 @@ def test_a_crash_costs_only_what_was_not_done(process):
     row = process.run(job("always"))
     assert row["ended"] and row["forward"] == 1.5 and row["training_error"] == "ended with SIGABRT: Assertion failed"
     assert process.run(job("works")) == BOTH | {"without_llvm": True}
+
+
+def test_a_broken_process_is_replaced(process):
+    assert process.run(job("breaks"))["training_error"] == "illegal access"
+    assert process.run(job("works")) == BOTH
 
 
 def test_a_hang_ends_at_the_limit(process):
