@@ -57,6 +57,8 @@ EXAMPLES = """examples:
 
 
 def points(variant: Variant, chunks: tuple[int, ...]) -> Iterator[tuple[Workload, str, int]]:
+    """The default of portable kernels is one of the others, and follows from the measurement."""
+    chunks = tuple(chunk for chunk in chunks if chunk > 0 or not variant.portable)
     for workload in variant.workloads:
         for operation in OPERATIONS:
             for chunk in chunks:

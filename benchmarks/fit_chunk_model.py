@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fits the cost model to times over chunk sizes on a GPU (benchmarks/chunk_sizes.py) and prints the constants, and
 beside every measured time the one they predict. With --write they go into src/core/cost/cuda_rates.h, from which the
-plan's default chunk follows: build again, and where a test says that a default has moved, measure once more.
+plan's default chunk follows: build again.
 
 A token of one head costs: operations of the products, elements of a chunk's squares on and below the diagonal (tiles of
 64), bytes of its state over the chunk, bytes of its rows; src/core/cost/cuda_time.cc says the same."""
@@ -24,7 +24,7 @@ HEADER = ROOT / "src/core/cost/cuda_rates.h"
 Row = dict[str, Any]
 Array = NDArray[np.float64]
 
-TILE = 64
+TILE, LONGEST = 64, 1024
 NAMES = ("flop", "square", "state", "row")
 # Matrix products per token with the state, and per column of a square with dqk and dhv: analysis::products.
 PRODUCTS = {"forward": (2, 1, 1), "training": (7, 4, 3)}
@@ -112,12 +112,24 @@ def groups(rows: Sequence[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
     return found
 
 
+def mark_default(rows: Sequence[Row]) -> None:
+    """Of one variant and head: the chunk that the plan takes by these constants, best_cuda_chunk in cuda_time.cc."""
+    times = {row["chunk"]: row["predicted"] for row in rows if row["operation"] == "training"}
+    allowed = [chunk for chunk in times if chunk <= LONGEST]
+    best = min(allowed, key=lambda chunk: times[chunk], default=None)
+    for row in rows:
+        row["default"] = row["chunk"] == best
+
+
 def add_fit(report: dict[str, Any]) -> None:
     """The constants of every variant, and beside every measured time the one they predict."""
     report["rates"] = {}
     for (variant, operation), rows in groups(report["rows"], "variant", "operation").items():
         rates = fit(rows) if variant in CONSTANTS else fit_two_rates(rows)
         report["rates"].setdefault(variant, {})[operation] = rates
+    for (variant, *_), rows in groups(report["rows"], "variant", "dqk", "dhv").items():
+        if variant in CONSTANTS:
+            mark_default(rows)
 
 
 def comparison(report: dict[str, Any]) -> str:

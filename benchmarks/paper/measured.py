@@ -91,7 +91,7 @@ def gpu(report: dict[str, Any] | None, dqk: int, dhv: int, operation: str, varia
         row for row in report["rows"] if tuple(row[key] for key in ("dqk", "dhv", "operation", "variant")) == wanted
     ]
     own = next((row for row in rows if row["default"]), None)
-    rows = [row for row in rows if not row["default"]]
+    rows = sorted({row["chunk"]: row for row in rows}.values(), key=lambda row: row["chunk"])
     if not rows:
         return None
     seconds, flops, moved, predicted, chunk = (

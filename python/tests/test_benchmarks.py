@@ -10,7 +10,9 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 
-import compare  # noqa: E402  from the folder above
+import chunk_sizes  # noqa: E402  from the folder above
+import compare  # noqa: E402
+import fit_chunk_model  # noqa: E402
 import gpu_parts  # noqa: E402
 import gpu_targets  # noqa: E402
 from gpu_measure import Run  # noqa: E402
@@ -141,3 +143,32 @@ def test_a_file_of_something_else_is_refused(tmp_path):
     file.write_text(json.dumps({"lengths": {}}))
     with pytest.raises(SystemExit, match="no file of --measure"):
         compare.merged([file])
+
+
+def made_up_times(rates, variant):
+    """What kernels with these constants would take."""
+    of = chunk_sizes.VARIANTS[variant]
+    rows = []
+    for workload, operation, chunk in chunk_sizes.points(of, chunk_sizes.CHUNKS):
+        row = {"variant": variant, "operation": operation, "chunk": chunk, "default": False} | vars(workload)
+        cost = sum(x * rate for x, rate in zip(fit_chunk_model.features(row), rates[operation], strict=True))
+        rows.append(row | {"seconds": cost * workload.batch * workload.tokens * workload.heads})
+    return rows
+
+
+def test_constants_of_the_chunk_model_are_found():
+    rates = {"forward": [1.25e-14, 0.0, 9e-13, 1e-12], "training": [9e-15, 2e-13, 2.25e-12, 3e-12]}
+    report = {"name": "a GPU", "date": "2026-01-01", "rows": made_up_times(rates, "portable bfloat16")}
+    fit_chunk_model.add_fit(report)
+    for operation, wanted in rates.items():
+        found = report["rates"]["portable bfloat16"][operation]
+        assert list(found.values()) == pytest.approx(wanted, rel=1e-3, abs=1e-20)
+    assert all(row["predicted"] == pytest.approx(row["seconds"], rel=1e-3) for row in report["rows"])
+    before = fit_chunk_model.HEADER.read_text()
+    after = fit_chunk_model.header(report, before)
+    assert "fitted to times on a GPU, 2026-01-01" in after and "2.250e-12" in after
+    floats = before[before.index("// float32") :]
+    assert after.endswith(floats)  # not measured here, so not changed
+    defaults = {(row["dqk"], row["chunk"]) for row in report["rows"] if row["default"]}
+    assert defaults == {(64, 64), (128, 128), (256, 128)}
+    assert "best by the model 128" in fit_chunk_model.comparison(report)

@@ -69,8 +69,8 @@ TEST(CudaChunkSmall, PricesThePlansOperations) {
   }
 }
 
-// Where a GPU has been measured: the constants in the code are the stored fit, the plan still chooses what was measured
-// as its default, and that is within 5 % of the best chunk size from 64 to 4,096 in training.
+// Where a GPU has been measured: the constants in the code are the stored fit, the chunk they lead to is the one that
+// the fit marked, and it is within 5 % of the best from 64 to 4,096 in training.
 TEST(CudaChunkSmall, ConstantsAreTheStoredFit) {
   std::ifstream file(TFLA_SOURCE_DIR "/docs/benchmarks/chunk_sizes_cuda.json");
   if (!file)
