@@ -1,89 +1,99 @@
 #!/usr/bin/env python3
 """Times `tfla bench` over chunk sizes and sets the cost model beside it; writes docs/benchmarks/chunk_sizes_cuda.json.
 
-The model is the paper's (the sum of both times) with two rates fitted to the measurements: matrix operations and bytes
-per second. What it gives as the best chunk size is what the plan's default should be on that device."""
+The file is written after every point, and what it holds of other variants stays. benchmarks/fit_chunk_model.py makes of
+it the constants from which the plan's default follows on a GPU."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from paper.model import Workload, chunkwise
-from program import Program, seconds
+import fit_chunk_model
+from paper.model import Polynomial, Workload, chunkwise
+from program import Program
 
 ROOT = Path(__file__).resolve().parent.parent
 CHUNKS = (0, 64, 128, 256, 512, 1024, 2048, 4096)  # 0: the plan's default
-# The paper's two workloads of 65,536 tokens.
-WORKLOADS = (Workload(8, 8192, 16, 128, 256), Workload(8, 8192, 8, 256, 512))
-QUICK_WORKLOADS = (Workload(1, 512, 2, 16, 32),)
-STATE_BYTES = 2  # C and dC are stored in bfloat16 for 16-bit tensors
+OPERATIONS = {"forward": ["forward"], "training": ["forward", "backward"]}
+
+
+@dataclass(frozen=True)
+class Variant:
+    device: str
+    dtype: str
+    portable: bool
+    workloads: tuple[Workload, ...]
+
+    @property
+    def state_bytes(self) -> int:
+        """C and dC are stored in bfloat16 for 16-bit tensors on a GPU."""
+        return 2 if self.device == "cuda" and self.dtype == "bfloat16" else 4
+
+
+# The paper's two workloads of 65,536 tokens, and as wide a model of small heads.
+GPU = (Workload(8, 8192, 16, 128, 256), Workload(8, 8192, 8, 256, 512), Workload(4, 8192, 64, 64, 64))
+FLOAT = tuple(Workload(one.batch // 4, one.tokens, one.heads, one.dqk, one.dhv) for one in GPU)
+CPU = (Workload(1, 8192, 4, 128, 256), Workload(1, 8192, 4, 256, 512), Workload(1, 8192, 4, 64, 64))
+QUICK = (Workload(1, 512, 2, 16, 32),)
+VARIANTS = {
+    "bfloat16": Variant("cuda", "bfloat16", False, GPU),  # the kernels that the plan takes
+    "portable bfloat16": Variant("cuda", "bfloat16", True, GPU),
+    "portable float32": Variant("cuda", "float32", True, FLOAT),
+    "cpu float32": Variant("cpu", "float32", False, CPU),
+}
 
 EXAMPLES = """examples:
-  benchmarks/chunk_sizes.py --tfla build/cuda/tfla                 on the GPU of this machine
-  benchmarks/chunk_sizes.py --device cpu --quick --out /tmp/chunks.json    to see that it works
+  benchmarks/chunk_sizes.py --tfla build/cuda/tfla                                     on the GPU of this machine
+  benchmarks/chunk_sizes.py --tfla build/cuda/tfla --variant "portable bfloat16"       one variant
+  benchmarks/chunk_sizes.py --variant "cpu float32" --quick --out /tmp/chunks.json     to see that it works
 """
 
 
-def device_name(device: str, report: dict[str, Any]) -> str:
-    if device == "cpu":
-        return str(report["cpu"])
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[0].strip()
+def points(variant: Variant, chunks: tuple[int, ...]) -> Iterator[tuple[Workload, str, int]]:
+    """The default of portable kernels is one of the others, and follows from the measurement."""
+    chunks = tuple(chunk for chunk in chunks if chunk > 0 or not variant.portable)
+    for workload in variant.workloads:
+        for operation in OPERATIONS:
+            for chunk in chunks:
+                yield workload, operation, chunk
 
 
-def measure(program: Program, device: str, dtype: str, workloads: tuple[Workload, ...]) -> dict[str, Any]:
-    report: dict[str, Any] = {}
-    rows = []
-    for workload in workloads:
-        for operation, passes in (("forward", ["forward"]), ("training", ["forward", "backward"])):
-            flops, moved = chunkwise(program.path, workload, "exp", passes, STATE_BYTES)
-            for asked in CHUNKS:
-                print(f"chunk_sizes: {operation}, {workload}, chunk {asked}", file=sys.stderr, flush=True)
-                options = ["--device", device, "--op", operation, "--dtype", dtype, "--shape", str(workload)]
-                content = program.bench(*options, "--chunk", str(asked))
-                report = report or {key: content[key] for key in ("tfla", "date", "cpu", "compiler")}
-                (row,) = content["sequences"]
-                chunk = row["plans"][-1]["chunk"]
-                counts = {"flops": flops.total(workload, chunk), "bytes": moved.total(workload, chunk)}
-                taken = {"chunk": chunk, "default": asked == 0, "seconds": seconds(row)}
-                rows.append({"operation": operation} | asdict(workload) | taken | counts)
-    return report | {"device": device, "name": device_name(device, report), "dtype": dtype, "rows": rows}
+def measured_seconds(row: dict[str, Any]) -> float:
+    """After a rest where the device is a GPU, else call after call."""
+    return float(row.get("burst_seconds", row["seconds"])["median"])
 
 
-def add_fit(report: dict[str, Any]) -> None:
-    """Rates with the least relative error, and with them the predicted times and the best chunk of each workload."""
-    report["rates"] = {}
-    for operation in ("forward", "training"):
-        rows = [row for row in report["rows"] if row["operation"] == operation]
-        costs = np.array([[row["flops"], row["bytes"]] for row in rows])
-        times = np.array([row["seconds"] for row in rows])
-        found, *_ = np.linalg.lstsq(costs / times[:, None], np.ones(len(rows)))
-        report["rates"][operation] = {"seconds_per_flop": float(found[0]), "seconds_per_byte": float(found[1])}
-        for row, cost in zip(rows, costs, strict=True):
-            row["predicted"] = float(cost @ found)
-
-
-def verdicts(report: dict[str, Any]) -> list[str]:
-    """Where the plan's default stands among what was measured, and what the model would choose."""
-    lines = []
-    keys = [(row["operation"], row["dqk"], row["dhv"]) for row in report["rows"]]
-    for key in dict.fromkeys(keys):
-        rows = [row for row, own in zip(report["rows"], keys, strict=True) if own == key]
-        best, model = (min(rows, key=lambda row: row[by]) for by in ("seconds", "predicted"))
-        (own,) = (row for row in rows if row["default"])
-        operation, dqk, dhv = key
-        lines.append(
-            f"{operation} {dqk}/{dhv}: best measured {best['chunk']}, best by the model {model['chunk']}, the plan's "
-            f"{own['chunk']} is {own['seconds'] / best['seconds'] - 1:+.1%} from the best"
-        )
-    return lines
+def measure(
+    program: Program, name: str, variant: Variant, chunks: tuple[int, ...], keep: Callable[[dict, dict], None]
+) -> None:
+    """keep(report, row) after every point."""
+    counts: dict[tuple[Workload, str], list[Polynomial]] = {}
+    todo = list(points(variant, chunks))
+    begin = time.monotonic()
+    for number, (workload, operation, asked) in enumerate(todo, 1):
+        where = f"{number} of {len(todo)}, {time.monotonic() - begin:3.0f} s"
+        what = f"{name}, {operation}, {workload}, chunk {asked or 'default'}"
+        print(f"chunk_sizes: {where}  {what}", file=sys.stderr, flush=True)
+        if (workload, operation) not in counts:
+            passes = OPERATIONS[operation]
+            counts[workload, operation] = chunkwise(program.path, workload, "exp", passes, variant.state_bytes)
+        flops, moved = counts[workload, operation]
+        options = ["--device", variant.device, "--op", operation, "--dtype", variant.dtype, "--shape", str(workload)]
+        options += ["--portable"] if variant.portable else []
+        content = program.bench(*options, "--chunk", str(asked))
+        (found,) = content["sequences"]
+        chunk = found["plans"][-1]["chunk"]
+        row = {"variant": name, "date": content["date"], "operation": operation} | asdict(workload)
+        row |= {"chunk": chunk, "default": asked == 0, "seconds": measured_seconds(found)}
+        row |= {"flops": flops.total(workload, chunk), "bytes": moved.total(workload, chunk)}
+        keep(content, row)
 
 
 def main() -> None:
@@ -91,20 +101,43 @@ def main() -> None:
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tfla", type=Path, default=ROOT / "build/release/tfla", help="the program (%(default)s)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="(%(default)s)")
-    parser.add_argument("--dtype", default="bfloat16", help="(%(default)s)")
+    parser.add_argument(
+        "--variant",
+        action="append",
+        choices=VARIANTS,
+        help="may be given several times; all must be of one device (default: those of a GPU)",
+    )
+    parser.add_argument("--chunk", type=int, action="append", help="a chunk size (default: the plan's, 64 to 4,096)")
+    parser.add_argument("--min-time", type=float, default=0.05, help="seconds per timing (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="one small workload")
     parser.add_argument("--threads", type=int, default=0, help="cpu: threads (default: every core)")
     parser.add_argument("--out", type=Path, help="(docs/benchmarks/chunk_sizes_DEVICE.json)")
-    arguments = parser.parse_args()
-    if not arguments.tfla.is_file():
-        parser.error(f"--tfla was {arguments.tfla}; build it first with make, or name the program")
-    out = arguments.out or ROOT / f"docs/benchmarks/chunk_sizes_{arguments.device}.json"
-    program = Program(arguments.tfla, arguments.threads, 0.01 if arguments.quick else 0.5)
-    report = measure(program, arguments.device, arguments.dtype, QUICK_WORKLOADS if arguments.quick else WORKLOADS)
-    add_fit(report)
-    out.write_text(json.dumps(report, indent=1) + "\n")
-    print("\n".join([*verdicts(report), f"written: {out}"]))
+    given = parser.parse_args()
+    names = given.variant or [name for name, one in VARIANTS.items() if one.device == "cuda"]
+    devices = {VARIANTS[name].device for name in names}
+    if len(devices) > 1:
+        parser.error(f"--variant was {', '.join(names)}; they must be of one device")
+    if not given.tfla.is_file():
+        parser.error(f"--tfla was {given.tfla}; build it first with make, or name the program")
+    out = given.out or ROOT / f"docs/benchmarks/chunk_sizes_{devices.pop()}.json"
+    before = json.loads(out.read_text())["rows"] if out.is_file() else []
+    rows = [row for row in before if row["variant"] not in names]
+    report: dict[str, Any] = {}
+
+    def keep(content: dict[str, Any], row: dict[str, Any]) -> None:
+        rows.append(row)
+        report.update({key: content[key] for key in ("tfla", "date", "cpu", "compiler")})
+        report.update({"name": content.get("gpu", content["cpu"]), "rows": rows})
+        fit_chunk_model.add_fit(report)
+        out.write_text(json.dumps(report, indent=1) + "\n")
+
+    for name in names:
+        variant = VARIANTS[name]
+        if given.quick:
+            variant = Variant(variant.device, variant.dtype, variant.portable, QUICK)
+        program = Program(given.tfla, given.threads, given.min_time)
+        measure(program, name, variant, tuple(given.chunk or CHUNKS), keep)
+    print(fit_chunk_model.comparison(report) + f"written: {out}")
 
 
 if __name__ == "__main__":

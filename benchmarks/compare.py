@@ -1,148 +1,128 @@
 #!/usr/bin/env python3
-"""Times tfla and the published Triton kernels side by side on this GPU; writes docs/benchmarks/gpu.*."""
+"""Times tfla, the published Triton kernels and cuDNN's attention side by side on this GPU; writes
+docs/benchmarks/gpu.*."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-TOTAL_TOKENS = 65_536
-LENGTHS = (512, 2048, 8192, 32_768, 65_536)
-HEADS, DQK, DHV = 16, 128, 256
-# Batch, tokens, heads, dqk, dhv; timed without peers.
-OTHER_SHAPES = {
-    "8 heads of 256/512, T 8,192": (8, 8192, 8, 256, 512),
-    "4 heads of 128/256, T 65,536, batch 1": (1, 65_536, 4, 128, 256),
-    "64 heads of 64/64, T 8,192, batch 4": (4, 8192, 64, 64, 64),
-    "32 heads of 128/128, T 8,192, batch 4": (4, 8192, 32, 128, 128),
-    "16 heads of 256/256, T 8,192, batch 4": (4, 8192, 16, 256, 256),
-}
+import gpu_parts
 
-EXAMPLES = """What it needs besides tfla is in benchmarks/requirements-gpu.txt.
+ROOT = Path(__file__).resolve().parent.parent
+PEERS = (*gpu_parts.TRITON_PEERS, gpu_parts.ATTENTION, gpu_parts.STEP_PEER)
+
+EXAMPLES = """parts:
+{parts}
+
+What it needs besides tfla is in benchmarks/requirements-gpu.txt; matplotlib only to draw.
 
 examples:
-  benchmarks/compare.py                               everything, five minutes on an H200
-  benchmarks/compare.py --tokens 8192 --min-time 0.1  one length, quickly
-  benchmarks/compare.py --measure run.json            only measure: on a GPU machine without matplotlib
-  benchmarks/compare.py --draw run.json               only write the page and the plot: on a machine without a GPU
-"""
+  benchmarks/compare.py --budget 900                    everything
+  benchmarks/compare.py --part lengths --tokens 8192    one length
+  benchmarks/compare.py --measure run.json              only measure: on a GPU machine without matplotlib
+  benchmarks/compare.py --draw run.json                 only write the page and the plots: on a machine without a GPU
+
+In several runs, whose files are put together (where two hold the same case, the later file counts):
+  benchmarks/compare.py --part lengths --part memory --measure a.json
+  benchmarks/compare.py --part shapes --part sweep --measure b.json
+  benchmarks/compare.py --part attention --part step --measure c.json
+  benchmarks/compare.py --draw a.json b.json c.json
+""".format(parts="\n".join(f"  {name:<11}{text}" for name, text in gpu_parts.PARTS.items()))
 
 
-def say(what: str, begin: float = time.monotonic()) -> None:
-    print(f"compare: {time.monotonic() - begin:5.0f} s  {what}", file=sys.stderr, flush=True)
+def merged(files: list[Path]) -> dict[str, Any]:
+    """A case comes from one file as a whole: what is compared was measured in one run."""
+    runs: list[dict[str, Any]] = []
+    parts: dict[str, dict[str, Any]] = {}
+    for file in files:
+        try:
+            content = json.loads(file.read_text())
+            found = content.get("runs") or [content["about"]]
+            for part in gpu_parts.PARTS:
+                if part in content["parts"]:
+                    parts.setdefault(part, {}).update(content["parts"][part])
+            if len({run["gpu"] for run in runs + found}) > 1:
+                raise SystemExit(f"compare: {file} is of another GPU than the files before it")
+        except (OSError, ValueError, KeyError, AttributeError) as reason:
+            raise SystemExit(f"compare: --draw was {file}, which is no file of --measure ({reason!r})") from None
+        runs += found
+    return {"runs": runs, "parts": {part: parts[part] for part in gpu_parts.PARTS if part in parts}}
 
 
-def tfla_rows(program: Path, min_time: float, *options: str) -> dict[str, Any]:
-    """One run of `tfla bench` on the GPU, as JSON."""
-    out = ROOT / "build" / "compare-tfla.json"
-    out.parent.mkdir(exist_ok=True)
-    command = [str(program), "bench", "--device", "cuda", "--dtype", "bfloat16", "--formulation", "chunkwise"]
-    command += ["--min-time", str(min_time), "--json", str(out), *options]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return json.loads(out.read_text())
-
-
-def tfla_sequences(program: Path, shape: tuple[int, ...], min_time: float) -> dict[str, dict[str, float]]:
-    rows: dict[str, dict[str, float]] = {}
-    for operation in ("forward", "training"):
-        report = tfla_rows(program, min_time, "--op", operation, "--shape", ",".join(map(str, shape)))
-        for row in report["sequences"]:
-            entry = rows.setdefault(f"tfla mLSTM{row['gate']}", {})
-            entry[operation] = row["burst_seconds"]["median"]
-            entry[f"{operation}_sustained"] = row["seconds"]["median"]
-            if operation == "training":
-                entry["peak_bytes"] = row["tensor_bytes"] + row["scratch_bytes"]
-    return rows
-
-
-def measure(
-    program: Path,
-    lengths: tuple[int, ...],
-    min_time: float,
-    without: list[str],
-    keep: Callable[[dict[str, Any]], object],
-) -> dict[str, Any]:
-    """keep(result) is called after every step of it, so that a run that is cut short is not lost."""
-    import gpu_peers
-
-    result: dict[str, Any] = {"about": gpu_peers.about(), "shape": [HEADS, DQK, DHV], "total_tokens": TOTAL_TOKENS}
-    result["lengths"] = {}
-    peers = [peer for peer in gpu_peers.sequence_peers() if peer.name not in without]
-    for tokens in lengths:
-        say(f"T {tokens}: tfla")
-        rows = tfla_sequences(program, (TOTAL_TOKENS // tokens, tokens, HEADS, DQK, DHV), min_time)
-        for peer in peers:
-            say(f"T {tokens}: {peer.name}")
-            rows[peer.name] = peer.time(TOTAL_TOKENS // tokens, tokens, HEADS, DQK, DHV, min_time)
-        result["lengths"][str(tokens)] = rows
-        keep(result)
-    result["other_shapes"] = {}
-    for name, shape in OTHER_SHAPES.items():
-        say(f"{name}: tfla")
-        result["other_shapes"][name] = tfla_sequences(program, shape, min_time)
-        keep(result)
-    say("step: tfla")
-    report = tfla_rows(program, min_time, "--op", "step", "--gate", "exp")
-    result["about"]["tfla"] = {key: report[key] for key in ("tfla", "date", "gpu")}
-    result["steps"] = [
-        {
-            "batch": row["batch"],
-            "seconds": row["seconds"]["median"],
-            "bytes_per_second": row["state_bytes_per_second"],
-            "copy_bytes_per_second": row["copy_bytes_per_second"],
-        }
-        for row in report["steps"]
-    ]
-    for row in result["steps"]:
-        say(f"step: batch {row['batch']}, mlstm_kernels")
-        row["peer_seconds"] = gpu_peers.time_step(row["batch"], min_time)
-    return result
-
-
-def main() -> int:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--program", type=Path, default=ROOT / "build/cuda/tfla", help="tfla, built with CUDA")
-    parser.add_argument("--tokens", type=int, action="append", help="a sequence length (default: 512 to 65,536)")
-    parser.add_argument("--min-time", type=float, default=0.3, help="seconds per timing")
+    parser.add_argument("--part", action="append", choices=gpu_parts.PARTS, help="a part to measure (default: all)")
     parser.add_argument(
-        "--without", action="append", metavar="NAME", help="a peer to leave out, by its name in the table"
+        "--tokens", type=int, action="append", help="a sequence length of lengths and attention (default: all)"
     )
-    parser.add_argument("--measure", type=Path, metavar="FILE", help="measure into FILE and stop there")
-    parser.add_argument("--draw", type=Path, metavar="FILE", help="draw what FILE holds instead of measuring")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs/benchmarks", help="where page, plot and data go")
+    parser.add_argument("--min-time", type=float, default=0.2, help="seconds per timing call after call (%(default)s)")
+    parser.add_argument(
+        "--limit", type=float, default=120, help="seconds until a silent process is ended (%(default)s)"
+    )
+    parser.add_argument("--budget", type=float, default=250, help="seconds after which no case is begun (%(default)s)")
+    parser.add_argument(
+        "--compilers",
+        type=int,
+        default=4,
+        help="processes of each Triton peer that compile first; 0: none (%(default)s)",
+    )
+    parser.add_argument(
+        "--without", action="append", metavar="NAME", choices=PEERS, help="a peer to leave out: " + ", ".join(PEERS)
+    )
+    parser.add_argument(
+        "--measure", type=Path, metavar="FILE", help="measure into FILE, written after every case, and stop there"
+    )
+    parser.add_argument("--draw", type=Path, nargs="+", metavar="FILE", help="draw these files instead of measuring")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/benchmarks", help="where page, plots and data go")
     given = parser.parse_args()
-    if given.draw is not None:
-        if not given.draw.is_file():
-            parser.error(f"--draw was {given.draw}, which is not a file; --measure FILE makes one")
-        measured = json.loads(given.draw.read_text())
-    else:
-        if not given.program.exists():
-            parser.error(f"--program was {given.program}, which does not exist; `make gpu-bundle` builds it")
-        partial = (given.measure or ROOT / "build/compare.json").with_suffix(".partial.json")
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        measured = measure(
-            given.program,
-            tuple(given.tokens or LENGTHS),
-            given.min_time,
-            given.without or [],
-            lambda result: partial.write_text(json.dumps(result, indent=1) + "\n"),
-        )
-        partial.unlink(missing_ok=True)
-    if given.measure is not None:
-        given.measure.write_text(json.dumps(measured, indent=1) + "\n")
-        return 0
-    import gpu_page
+    for tokens in given.tokens or []:
+        if tokens < 1 or gpu_parts.TOTAL_TOKENS % tokens != 0:
+            parser.error(f"--tokens was {tokens}; it must divide {gpu_parts.TOTAL_TOKENS:,}")
+    if given.draw is None and not given.program.exists():
+        parser.error(f"--program was {given.program}, which does not exist; `make gpu-bundle` builds it")
+    return given
 
-    gpu_page.write(measured, given.out)
+
+def measure(given: argparse.Namespace, file: Path) -> None:
+    from gpu_measure import Run
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("compare: ended; what was measured is in " + str(file)))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    run = Run(
+        program=given.program.resolve(),
+        file=file,
+        min_time=given.min_time,
+        limit=given.limit,
+        replicas=given.compilers,
+        peers=[name for name in PEERS if name not in (given.without or [])],
+        lengths=tuple(given.tokens) if given.tokens else None,
+        budget=given.budget,
+    )
+    try:
+        run.parts([part for part in gpu_parts.PARTS if part in (given.part or gpu_parts.PARTS)])
+    except subprocess.SubprocessError as reason:
+        raise SystemExit(f"compare: {reason}; {(getattr(reason, 'stderr', '') or '').strip()}") from None
+
+
+def main() -> int:
+    given = arguments()
+    files = given.draw
+    if files is None:
+        files = [given.measure or ROOT / "build/compare.json"]
+        measure(given, files[0])
+    if given.measure is None or given.draw is not None:
+        import gpu_page
+
+        gpu_page.write(merged(files), given.out)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Writes docs/benchmarks/gpu.{json,md,png,svg} from what compare.py measured."""
+"""Writes docs/benchmarks/gpu.{json,md} and the plots from what compare.py measured."""
 
 from __future__ import annotations
 
@@ -6,154 +6,189 @@ import json
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+import gpu_parts
+import gpu_plot
+import gpu_targets
+from page import table, verdict_table
+from paper.model import Workload
 
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402  the backend has to be chosen first
-
-Measurements = dict[str, Any]
-
-# Targets in ms: up to T 8,192, at 32,768 and at 65,536; of other shapes; the peak in GB at T 8,192.
-FORWARD_MS, TRAINING_MS = {8192: 0.52, 32_768: 0.65, 65_536: 0.80}, {8192: 2.3, 32_768: 2.6, 65_536: 2.9}
-OTHER_MS = {"8 heads of 256/512, T 8,192": (0.95, 3.6), "4 heads of 128/256, T 65,536, batch 1": (0.30, 0.90)}
-PEAK_GB = 4.4
-STEP_TARGETS = {1: "5 us", 64: "3.9 TB/s", 256: "3.9 TB/s"}
+Row = dict[str, Any]
+Case = dict[str, Any]
+Cases = dict[str, Case]
+PLOTS = {"lengths": "gpu", "sweep": "gpu_sweep", "attention": "gpu_attention"}
 
 
-def table(head: list[str], rows: list[list[str]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
+def work(case: Case) -> Workload:
+    return Workload(*case["workload"])
 
 
-def names(measured: Measurements) -> list[str]:
-    return list(next(iter(measured["lengths"].values())))
+def ordered(cases: Cases) -> list[Case]:
+    return sorted(cases.values(), key=lambda case: (work(case).tokens, work(case).dqk))
 
 
-def times_table(measured: Measurements, kind: str = "") -> str:
-    lengths = list(measured["lengths"])
-    rows = []
-    for name in names(measured):
-        cells = []
-        for length in lengths:
-            row = measured["lengths"][length][name]
-            training = f"{row['training' + kind] * 1e3:.2f}" if "training" in row else "fails"
-            cells.append(f"{row['forward' + kind] * 1e3:.2f} / {training}")
-        peaks = [row[name]["peak_bytes"] for row in measured["lengths"].values() if "peak_bytes" in row[name]]
-        rows.append([name, *cells, f"{max(peaks) / 1e9:.2f}" if peaks else ""])
-    return table(["ms, forward / training", *(f"T {int(length):,}" for length in lengths), "peak GB"], rows)
+def names(cases: Cases) -> list[str]:
+    return list(dict.fromkeys(name for case in cases.values() for name in case["rows"]))
 
 
-def judged(what: str, target: float, reached: float, unit: str) -> list[str]:
-    verdict = "met" if reached <= target else "**missed**"
-    return [what, f"at most {target} {unit}", f"{reached:.2f} {unit}", verdict]
+def time_cell(row: Row, operation: str, kind: str) -> str:
+    if operation + kind in row:
+        return f"{1e3 * row[operation + kind]:.2f}" + ("\\*" if f"{operation}_note" in row else "")
+    if f"{operation}_skipped" in row:
+        return "-"
+    return "fails" if f"{operation}_error" in row else ""
 
 
-def verdict_table(measured: Measurements) -> str:
-    rows = []
-    for gate in ("exp", "sig"):
-        name = f"tfla mLSTM{gate}"
-        for key, targets in (("forward", FORWARD_MS), ("training", TRAINING_MS)):
-            shortest = 0
-            for longest, target in targets.items():
-                times = [row[name][key] for T, row in measured["lengths"].items() if shortest < int(T) <= longest]
-                if times:
-                    rows.append(judged(f"mLSTM{gate}: {key}, T up to {longest:,}", target, 1e3 * max(times), "ms"))
-                shortest = longest
-        for shape, targets in OTHER_MS.items():
-            for key, target in zip(("forward", "training"), targets, strict=True):
-                reached = 1e3 * measured["other_shapes"][shape][name][key]
-                rows.append(judged(f"mLSTM{gate}: {key}, {shape}", target, reached, "ms"))
-        peak = measured["lengths"]["8192"][name]["peak_bytes"] * 1e-9
-        rows.append(judged(f"mLSTM{gate}: peak memory of training, T 8,192", PEAK_GB, peak, "GB"))
-    for step in measured["steps"]:
-        if (batch := step["batch"]) not in STEP_TARGETS:
-            continue
-        if batch == 1:
-            met, reached = step["seconds"] <= 5e-6, f"{step['seconds'] * 1e6:.2f} us"
-        else:
-            met, reached = step["bytes_per_second"] >= 3.9e12, f"{step['bytes_per_second'] / 1e12:.2f} TB/s"
-        bound = "at most" if batch == 1 else "at least"
-        rows.append([f"step, batch {batch}", f"{bound} {STEP_TARGETS[batch]}", reached, "met" if met else "**missed**"])
-    return table(["what", "target", "measured", "verdict"], rows)
+def times_cell(row: Row, kind: str = "") -> str:
+    cells = [time_cell(row, operation, kind) for operation in ("forward", "training")]
+    return " / ".join(cells) if any(cells) else ""
 
 
-def other_table(measured: Measurements) -> str:
-    rows = []
-    for shape, kinds in measured["other_shapes"].items():
-        cells = [f"{row['forward'] * 1e3:.2f} / {row['training'] * 1e3:.2f}" for row in kinds.values()]
-        rows.append([shape, *cells])
-    return table(["ms, forward / training", *next(iter(measured["other_shapes"].values()))], rows)
+def by_column(cases: Cases, head: list[str], kind: str = "", peak: bool = False) -> str:
+    """A line per implementation, a column per case."""
+    lines = []
+    for name in names(cases):
+        rows = [case["rows"].get(name, {}) for case in ordered(cases)]
+        cells = [times_cell(row, kind) for row in rows]
+        peaks = [row["peak_bytes"] for row in rows if "peak_bytes" in row]
+        lines.append([name, *cells, *([f"{max(peaks) / 1e9:.2f}" if peaks else ""] if peak else [])])
+    return table(["ms, forward / training", *head, *(["peak GB"] if peak else [])], lines)
 
 
-def step_table(measured: Measurements) -> str:
-    rows = [
-        [
-            str(step["batch"]),
-            f"{step['seconds'] * 1e6:.2f}",
-            f"{step['bytes_per_second'] / 1e12:.2f}",
-            f"{step['copy_bytes_per_second'] / 1e12:.2f}",
-            f"{step['peer_seconds'] * 1e6:.2f}",
-        ]
-        for step in measured["steps"]
-    ]
-    return table(["batch", "tfla us", "TB/s on the state", "copy TB/s", "mlstm_kernels us"], rows)
+def remarks(cases: Cases) -> str:
+    """Why a row has a mark, or none of its times."""
+    found: dict[str, None] = {}
+    for case in cases.values():
+        for name, row in case["rows"].items():
+            if note := row.get("training_note"):
+                found[f"\\* {name}: {note}."] = None
+            if row.get("without_llvm"):
+                found[f"{name}: compiled without LLVM's passes, in which Triton aborts."] = None
+            errors = {operation: row.get(f"{operation}_error") for operation in ("forward", "training")}
+            if errors["forward"] is not None and errors["forward"] == errors["training"]:
+                errors = {"forward and training": errors["forward"]}
+            for operation, error in errors.items():
+                if error is not None:
+                    found[f"{name}, {operation}: {error.rstrip('.')}."] = None
+    return "".join(f"- {line}\n" for line in found)
 
 
-def draw(measured: Measurements, out: Path) -> None:
-    lengths = [int(length) for length in measured["lengths"]]
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharex=True)
-    for axis, key in zip(axes, ("forward", "training"), strict=True):
-        for name in names(measured):
-            rows = [measured["lengths"][str(length)][name] for length in lengths]
-            points = [(length, row[key] * 1e3) for length, row in zip(lengths, rows, strict=True) if key in row]
-            style = {"linewidth": 2.5, "marker": "o"} if name.startswith("tfla") else {"marker": "s", "linestyle": "--"}
-            if points:
-                axis.plot(*zip(*points, strict=True), label=name, **style)
-        axis.set_xscale("log", base=2)
-        axis.set_ylim(bottom=0)
-        axis.set_title("forward" if key == "forward" else "forward and backward")
-        axis.set_xlabel("sequence length T, 65,536 tokens in all")
-        axis.set_ylabel("ms")
-        axis.grid(alpha=0.3)
-    axes[1].legend(fontsize=8, loc="lower right")
-    heads, dqk, dhv = measured["shape"]
-    figure.suptitle(f"{measured['about']['gpu']}, bfloat16, {heads} heads of {dqk}/{dhv}")
-    figure.tight_layout()
-    for suffix in ("png", "svg"):
-        figure.savefig(out / f"gpu.{suffix}", dpi=120)
+def lengths_section(cases: Cases) -> str:
+    head = [f"T {work(case).tokens:,}" for case in ordered(cases)]
+    text = f"""## Sequence lengths
 
+{gpu_parts.TOTAL_TOKENS:,} tokens in all, 16 heads of 128/256; medians of a dozen calls after a rest (fewer of calls
+above 20 ms).
 
-def write(measured: Measurements, out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    draw(measured, out)
-    (out / "gpu.json").write_text(json.dumps(measured, indent=1) + "\n")
-    about, tfla = measured["about"], measured["about"]["tfla"]
-    packages = ", ".join(f"{name} {version}" for name, version in about["packages"].items())
-    heads, dqk, dhv = measured["shape"]
-    rows = next(iter(measured["lengths"].values()))
-    if all("forward_sustained" in row for row in rows.values()):
-        how = "medians of a dozen calls after a rest, peers and tfla in one run"
-        sustained = "\nCall after call, where the GPU lowers its clock to stay within its power:\n\n"
-        sustained += times_table(measured, "_sustained")
-    else:
-        how = "medians, call after call, so that the GPU lowers its clock to stay within its power; all in one run"
-        sustained = ""
-    page = f"""# GPU benchmarks
+{by_column(cases, head, peak=True)}
+Call after call, where the GPU lowers its clock to stay within its power:
 
-Written by `benchmarks/compare.py`. {about["gpu"]}, {tfla["date"]}, tfla {tfla["tfla"]}, {packages}.
-
-{measured["total_tokens"]:,} tokens in all, {heads} heads of {dqk}/{dhv}, bfloat16, gates in float32, default chunk
-size; {how}. tfla is timed through its C++ calls, recorded in a graph, training with
-`keep_states`; peers through PyTorch by CUDA events. Simple GLA has no input gate and no normalizer. Peak memory: all
-tensors of the call and its work space.
-
-{times_table(measured)}{sustained}
+{by_column(cases, head, "_sustained")}
+{remarks(cases)}
 ![times over sequence length](gpu.svg)
+"""
+    return text
 
-## Other shapes, without peers
-{other_table(measured)}
-## Targets
-{verdict_table(measured)}
-## Step: 8 heads of 256/512, float32 state, one token, in a graph
-{step_table(measured)}"""
-    (out / "gpu.md").write_text(page)
+
+def shapes_section(cases: Cases) -> str:
+    head = [gpu_parts.label(work(case)) for case in ordered(cases)]
+    return f"## Wide heads, few heads\n\n{by_column(cases, head)}\n{remarks(cases)}"
+
+
+def sweep_section(cases: Cases) -> str:
+    head = [f"{work(case).heads} of {work(case).dqk}" for case in ordered(cases)]
+    one = work(ordered(cases)[0])
+    return f"""## Head dimensions
+
+Batch {one.batch}, T {one.tokens:,}, width {gpu_parts.SWEEP_WIDTH:,}: heads of dqk = dhv.
+
+{by_column(cases, head)}
+{remarks(cases)}
+![times over head dimension](gpu_sweep.svg)
+"""
+
+
+def attention_section(cases: Cases) -> str:
+    head = [f"T {work(case).tokens:,}" for case in ordered(cases)]
+    longest = 1e3 * gpu_parts.MOST_ATTENTION_SECONDS
+    return f"""## Against attention
+
+PyTorch's `scaled_dot_product_attention` by cuDNN, causal, bfloat16, {gpu_parts.ATTENTION_HEADS} heads of
+{gpu_parts.ATTENTION_DIM}, beside 16 heads of 128/256: the same width, {gpu_parts.TOTAL_TOKENS:,} tokens in all. A
+dash: not timed, since twice the time at half the length is above {longest:.0f} ms.
+
+{by_column(cases, head)}
+{remarks(cases)}
+![times over sequence length, with attention](gpu_attention.svg)
+"""
+
+
+def memory_section(cases: Cases) -> str:
+    lines = []
+    for case in cases.values():
+        chunk = f"{case['chunk']:,}" if case["chunk"] else "the default"
+        for name, row in case["rows"].items():
+            peak = f"{row['peak_bytes'] / 1e9:.3f}" if "peak_bytes" in row else "fails"
+            lines.append([name, chunk, peak, time_cell(row, "training", "")])
+    text = f"{gpu_parts.label(work(next(iter(cases.values()))))}.\n\n"
+    return f"## Memory of training\n\n{text}{table(['', 'chunk', 'peak GB', 'training ms'], lines)}"
+
+
+def step_section(cases: Cases) -> str:
+    lines = []
+    for case in sorted(cases.values(), key=lambda case: case["batch"]):
+        own, peer = case["rows"]["tfla"], case["rows"].get(gpu_parts.STEP_PEER, {})
+        theirs = f"{peer['seconds'] * 1e6:.2f}" if "seconds" in peer else "fails" if "seconds_error" in peer else ""
+        rates = [own["bytes_per_second"], case["copy_bytes_per_second"]]
+        lines.append([f"{case['batch']}", f"{own['seconds'] * 1e6:.2f}", *(f"{r / 1e12:.2f}" for r in rates), theirs])
+    head = ["batch", "tfla us", "TB/s on the state", "copy TB/s", "mlstm_kernels us"]
+    return f"## Step: 8 heads of 256/512, float32 state, one token, in a graph\n\n{table(head, lines)}"
+
+
+SECTIONS = {
+    "lengths": lengths_section,
+    "shapes": shapes_section,
+    "sweep": sweep_section,
+    "attention": attention_section,
+    "memory": memory_section,
+    "step": step_section,
+}
+
+
+def run_line(about: dict[str, Any]) -> str:
+    packages = ", ".join(f"{name} {version}" for name, version in about["packages"].items())
+    return f"- {about['date']}: {', '.join(about['parts'])}; tfla {about['tfla']}, {packages}"
+
+
+def write(measured: dict[str, Any], out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    parts: dict[str, Cases] = measured["parts"]
+    gpu = measured["runs"][0]["gpu"]
+    plots = {
+        "lengths": ("16 heads of 128/256", "sequence length T, 65,536 tokens in all", lambda w: w.tokens, False),
+        "sweep": ("width 4,096, T 8,192, batch 4", "head dimension", lambda w: w.dqk, False),
+        "attention": ("16 heads of 128/256, attention 32 of 128", "sequence length T", lambda w: w.tokens, True),
+    }
+    for part, (title, label, x, log) in plots.items():
+        if part in parts:
+            points = [(x(work(case)), case["rows"]) for case in parts[part].values()]
+            gpu_plot.curves(points, f"{gpu}, bfloat16, {title}", label, out / PLOTS[part], log)
+    (out / "gpu.json").write_text(json.dumps(measured, indent=1) + "\n")
+    verdicts = gpu_targets.judge(parts)
+    met = sum(verdict.met for verdict in verdicts)
+    missing = [part for part in SECTIONS if part not in parts]
+    page = [
+        "# GPU benchmarks\n",
+        f"Written by `benchmarks/compare.py`; the numbers are in [gpu.json](gpu.json). {gpu}.\n",
+        "\n".join(run_line(about) for about in measured["runs"]) + "\n",
+        "bfloat16, gates in float32, default chunk size unless said; peers and tfla of one column in one run. tfla is\n"
+        "timed through its C++ calls, recorded in a graph, training with `keep_states`; peers through PyTorch by CUDA\n"
+        "events, each in a process of its own. Times are medians of a burst after a rest, unless said to be call\n"
+        "after call. Simple GLA has no input gate and no normalizer. Peak memory: all tensors of the call and its\n"
+        "work space.\n",
+        f"## Targets: {met} of {len(verdicts)} met\n",
+        verdict_table(verdicts),
+        *(SECTIONS[part](parts[part]) for part in SECTIONS if part in parts),
+    ]
+    if missing:
+        page.append(f"Not measured: {', '.join(missing)}.\n")
+    (out / "gpu.md").write_text("\n".join(page))

@@ -1,26 +1,28 @@
-"""The published GPU kernels, each as a call to be timed: mlstm_kernels and flash-linear-attention, both Triton."""
+"""The published GPU kernels, each as a call to be timed: mlstm_kernels and flash-linear-attention, both Triton, and
+cuDNN's attention as PyTorch calls it."""
 
 from __future__ import annotations
 
-import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import gpu_parts
 import torch
-from versions import versions
+import torch._dynamo
+from paper.model import Workload
+
+# mlstm_kernels compiles its gates by torch.compile, which would give up after a few shapes and run them uncompiled.
+torch._dynamo.config.recompile_limit = 64
 
 CHUNK = 128  # the paper's choice for its xl_chunk kernels
+REST = 0.6  # seconds, as `tfla bench` rests before its burst
+BURST_CALLS, FEWEST_CALLS = 12, 3
+MOST_BURST = 0.25  # seconds: slow calls are repeated less often
 
-
-def about() -> dict[str, Any]:
-    return {
-        "gpu": torch.cuda.get_device_name(),
-        "python": platform.python_version(),
-        "packages": versions("torch", "triton", "mlstm_kernels", "fla-core"),
-    }
+Operator = Callable[..., torch.Tensor]  # of q, k, v, i, f
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -33,95 +35,140 @@ def timed(call: Callable[[], object]) -> float:
     return begin.elapsed_time(end) * 1e-3
 
 
-def seconds(call: Callable[[], object], min_time: float) -> float:
-    """Median time of a call among many, after a warm-up."""
-    for _ in range(3):
-        call()
-    torch.cuda.synchronize()
+def warm_up(call: Callable[[], object]) -> float:
+    """The second of two calls: the first one compiles."""
+    timed(call)
+    return timed(call)
+
+
+def sustained_seconds(call: Callable[[], object], min_time: float) -> float:
+    """Median time of a call among many, one right after the other."""
     times: list[float] = []
-    while sum(times) < min_time or len(times) < 5:
+    while sum(times) < min_time or len(times) < FEWEST_CALLS:
         times.append(timed(call))
     return median(times)
 
 
-def burst_seconds(call: Callable[[], object]) -> float:
-    """Median of a dozen calls after a rest, as `tfla bench` takes it: before the GPU lowers its clock."""
-    for _ in range(3):
-        call()
+def burst_seconds(call: Callable[[], object], once: float) -> float:
+    """Median of a dozen calls (fewer of slow ones) after a rest, as `tfla bench` takes it: before the GPU lowers its
+    clock."""
+    calls = min(max(int(MOST_BURST / once), FEWEST_CALLS), BURST_CALLS)
     torch.cuda.synchronize()
-    time.sleep(0.6)
-    return median(timed(call) for _ in range(12))
+    time.sleep(REST)
+    return median(timed(call) for _ in range(calls))
 
 
 @dataclass(frozen=True)
 class Peer:
-    name: str
     heads_first: bool  # (B,H,T,D) rather than (B,T,H,D)
-    call: Callable[..., torch.Tensor]  # of q, k, v, i, f
+    operator: Operator
+    note: str = ""  # what has to be known about its training
 
-    def time(self, batch: int, tokens: int, heads: int, dqk: int, dhv: int, min_time: float) -> dict[str, float]:
-        def tensor(width: int | None, mean: float = 0.0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-            shape = (batch, heads, tokens) if self.heads_first else (batch, tokens, heads)
-            data = torch.randn(*shape, *(() if width is None else (width,)), device="cuda", dtype=torch.float32) + mean
-            return data.to(dtype).requires_grad_()
+    def calls(self, workload: Workload) -> dict[str, Callable[[], object]]:
+        """forward and training, on inputs that stay."""
+        rows = (workload.tokens, workload.heads)
+        sizes = (workload.batch, *(reversed(rows) if self.heads_first else rows))
 
-        inputs = [
-            tensor(dqk),
-            tensor(dqk),
-            tensor(dhv),
-            tensor(None, -4, torch.float32),
-            tensor(None, 4.5, torch.float32),
-        ]
-        dh = tensor(dhv).detach()
+        def tensor(*width: int, mean: float = 0.0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+            return (torch.randn(*sizes, *width, device="cuda") + mean).to(dtype).requires_grad_()
+
+        gate = torch.float32
+        inputs = [tensor(workload.dqk), tensor(workload.dqk), tensor(workload.dhv)]
+        inputs += [tensor(mean=-4, dtype=gate), tensor(mean=4.5, dtype=gate)]
+        dh = tensor(workload.dhv).detach()
+
+        def forward() -> None:
+            with torch.no_grad():
+                self.operator(*inputs)
 
         def training() -> None:
             for x in inputs:
                 x.grad = None
-            self.call(*inputs).backward(dh)
+            self.operator(*inputs).backward(dh)
 
-        with torch.no_grad():
-            result = {
-                "forward": burst_seconds(lambda: self.call(*inputs)),
-                "forward_sustained": seconds(lambda: self.call(*inputs), min_time),
-            }
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        try:
-            result["training"] = burst_seconds(training)
-            result["training_sustained"] = seconds(training, min_time)
-            result["peak_bytes"] = torch.cuda.max_memory_allocated()
-        except RuntimeError as reason:  # a kernel its compiler cannot build: reported, not hidden
-            result["training_error"] = str(reason).splitlines()[0]  # type: ignore[assignment]
-        torch.cuda.empty_cache()
-        return result
+        return {"forward": forward, "training": training}
+
+    def warm(self, workload: Workload, operations: list[str]) -> Iterator[dict[str, Any]]:
+        """Every kernel compiled and run once."""
+        calls = self.calls(workload)
+        for operation in operations:
+            calls[operation]()
+            torch.cuda.synchronize()
+            yield {operation: 0.0}
+
+    def time(self, workload: Workload, operations: list[str], min_time: float) -> Iterator[dict[str, Any]]:
+        """One dictionary after each operation, so that what fails later costs nothing. min_time 0: burst alone."""
+        calls = self.calls(workload)
+        for operation in operations:
+            once = warm_up(calls[operation])
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            row: dict[str, Any] = {operation: burst_seconds(calls[operation], once)}
+            if min_time > 0:
+                row[f"{operation}_sustained"] = sustained_seconds(calls[operation], min_time)
+            if operation == "training":
+                row["peak_bytes"] = torch.cuda.max_memory_allocated()
+                if self.note:
+                    row["training_note"] = self.note
+            yield row
 
 
-def sequence_peers() -> list[Peer]:
-    from fla.ops.simple_gla import chunk_simple_gla
+def exponential() -> Peer:
     from mlstm_kernels.torch.chunkwise.triton_xl_chunk import mlstm_chunkwise__xl_chunk
+
+    def operator(*inputs: torch.Tensor) -> torch.Tensor:
+        return mlstm_chunkwise__xl_chunk(*inputs, chunk_size=CHUNK, autocast_kernel_dtype=torch.bfloat16)
+
+    return Peer(True, operator)
+
+
+def sigmoid() -> Peer:
     from mlstm_kernels.torch.chunkwise.triton_xl_chunk_siging import mlstm_siging_chunkwise__xl_chunk
 
-    def exponential(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, i: torch.Tensor, f: torch.Tensor
-    ) -> torch.Tensor:
-        return mlstm_chunkwise__xl_chunk(q, k, v, i, f, chunk_size=CHUNK, autocast_kernel_dtype=torch.bfloat16)
-
-    def sigmoid(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, i: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
+    def operator(*inputs: torch.Tensor) -> torch.Tensor:
         return mlstm_siging_chunkwise__xl_chunk(
-            q, k, v, i, f, normalize=False, chunk_size=CHUNK, autocast_kernel_dtype=torch.bfloat16
+            *inputs, normalize=False, chunk_size=CHUNK, autocast_kernel_dtype=torch.bfloat16
         )
 
-    def simple_gla(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, i: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
+    return Peer(True, operator)
+
+
+def simple_gla() -> Peer:
+    from fla.ops.common import chunk_o
+    from fla.ops.simple_gla import chunk_simple_gla
+
+    def operator(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _i: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
         return chunk_simple_gla(q, k, v, torch.nn.functional.logsigmoid(f))[0]
 
-    return [
-        Peer("mlstm_kernels mLSTMexp", True, exponential),
-        Peer("mlstm_kernels mLSTMsig", True, sigmoid),
-        Peer("FLA Simple GLA", False, simple_gla),
-    ]
+    # FLA refuses to train there, since Triton compiles one of its kernels wrongly. How long it takes can still be told.
+    if chunk_o.IS_NVIDIA_HOPPER and chunk_o.TRITON_ABOVE_3_4_0 and not chunk_o.TRITON_ABOVE_3_7_1:
+        chunk_o.TRITON_ABOVE_3_7_1 = True
+        return Peer(
+            False,
+            operator,
+            "FLA refuses to train with this Triton, which makes its gradients wrong; timed all the same",
+        )
+    return Peer(False, operator)
 
 
-def time_step(batch: int, min_time: float, heads: int = 8, dqk: int = 256, dhv: int = 512) -> float:
+def attention() -> Peer:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    def operator(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _i: torch.Tensor, _f: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return Peer(True, operator)
+
+
+PEERS: dict[str, Callable[[], Peer]] = {
+    **dict(zip(gpu_parts.TRITON_PEERS, (exponential, sigmoid, simple_gla), strict=True)),
+    gpu_parts.ATTENTION: attention,
+}
+
+
+def step_seconds(batch: int, min_time: float, heads: int = 8, dqk: int = 256, dhv: int = 512) -> float:
     """mlstm_kernels' step, captured in a CUDA graph."""
     from mlstm_kernels.torch import get_mlstm_step_kernel
 
@@ -143,4 +190,5 @@ def time_step(batch: int, min_time: float, heads: int = 8, dqk: int = 256, dhv: 
     with torch.no_grad(), torch.cuda.graph(graph):
         for _ in range(calls):
             step(*tokens, *state)
-    return seconds(graph.replay, min_time) / calls
+    warm_up(graph.replay)
+    return sustained_seconds(graph.replay, min_time) / calls

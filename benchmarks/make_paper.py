@@ -51,11 +51,16 @@ def figures(tfla: Path, sheets: Sheets, out: Path) -> list[tuple[str, Callable[[
     if cpu is None:
         raise SystemExit("make paper: docs/benchmarks/cpu_ranges.json is missing; benchmarks/cpu_ranges.py writes it")
     gpu = stored(ROOT / "docs/benchmarks/chunk_sizes_cuda.json")
-    forward = measured.gpu(gpu, 256, 512, "forward")
-    training = [one for one in (measured.gpu(gpu, *dims, "training") for dims in ((128, 256), (256, 512))) if one]
+    forward = measured.gpu(gpu, 256, 512, "forward", "bfloat16")
+    found = (
+        measured.gpu(gpu, *dims, "training", variant)
+        for variant in ("bfloat16", "portable bfloat16")
+        for dims in ((128, 256), (256, 512))
+    )
+    training = [one for one in found if one]
     machine = sheets["roofline_machines"]
 
-    return [
+    drawn = [
         ("transfer_gates", lambda: gains.both_gates(sheets["transfer"], out / "transfer_gates")),
         ("transfer_exp", lambda: gains.normalizers(sheets["transfer"], "exp", out / "transfer_exp")),
         ("transfer_sig", lambda: gains.normalizers(sheets["transfer"], "sig", out / "transfer_sig")),
@@ -80,8 +85,11 @@ def figures(tfla: Path, sheets: Sheets, out: Path) -> list[tuple[str, Callable[[
             "over_intensity",
             lambda: machines.over_intensity(sheets["chunk_over_intensity"], machine, out / "over_intensity"),
         ),
-        ("chunk_sizes", lambda: machines.predicted(measured.cpu_chunks(cpu) + training, out / "chunk_sizes")),
+        ("chunk_sizes", lambda: machines.predicted(measured.cpu_chunks(cpu), out / "chunk_sizes")),
     ]
+    if training:
+        drawn.append(("chunk_sizes_gpu", lambda: machines.predicted(training, out / "chunk_sizes_gpu")))
+    return drawn
 
 
 def main() -> None:
@@ -104,7 +112,9 @@ def main() -> None:
             for subject in ("runtime", "chunk"):
                 gate = ("--gate", "exp") if subject == "runtime" else ()
                 analyse(arguments.tfla, subject, folder_of, "--shape", str(workload), *GPU_OPTIONS, *gate)
-        for name, draw in figures(arguments.tfla, sheets, folder):
+        drawn = figures(arguments.tfla, sheets, folder)
+        say.total = len(SUBJECTS) + len(drawn) + 1
+        for name, draw in drawn:
             say(f"figure {name}")
             draw()
         say("docs/paper.md")

@@ -28,7 +28,7 @@ class Program:
             command += ["--threads", str(self.threads), "--min-time", str(self.min_time), *options]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode != 0:
-                raise SystemExit(f"compare_cpu: {' '.join(command)} failed: {done.stderr.strip()}")
+                raise SystemExit(f"benchmarks: {' '.join(command)} failed: {done.stderr.strip()}")
             content: dict[str, Any] = json.loads(report.read_text())
             return content
 

@@ -213,6 +213,7 @@ void add_common_options(CLI::App& app, CommonOptions& options) {
                   [&options](const std::string& option, const std::string& text) {
                     options.chunk = parse_integer(option, text, 0, std::numeric_limits<std::int64_t>::max());
                   });
+  app.add_flag("--portable", options.execution.portable, "cuda: only the kernels that every GPU has, to compare with");
 }
 
 JsonFile::JsonFile(std::string path) : path_(std::move(path)) {

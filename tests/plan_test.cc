@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "core/cost/cuda_time.h"
 #include "core/cost/plan_cost.h"
 #include "support.h"
 #include "validation.h"
@@ -128,6 +129,31 @@ TEST(PlanSmall, CostsOnAGpuCountTheBlocksBelowTheDiagonal) {
   whole.chunk = 512;
   EXPECT_EQ(cost(whole).flops, 2 * (36 * 64.0 * 64.0) * (3 + 5));
 }
+
+#ifdef TFLA_TEST_CUDA
+// Forward and backward alike: what one keeps is what the other takes.
+TEST(PlanCuda, ChunkOfThePortableKernelsIsTheCostModels) {
+  if (const std::string reason = why_unavailable(Device::cuda); !reason.empty()) GTEST_SKIP() << reason;
+  for (const DType dtype : {DType::bfloat16, DType::float16, DType::float32, DType::float64}) {
+    for (const auto& [dqk, dhv] : {std::pair<std::int64_t, std::int64_t>{16, 16}, {64, 64}, {128, 256}, {512, 512}}) {
+      MlstmShape shape = documented_shape(8192, dtype);
+      shape.dqk = dqk;
+      shape.dhv = dhv;
+      const std::int64_t best = best_cuda_chunk(dtype, {static_cast<double>(dqk), static_cast<double>(dhv)});
+      for (const Operation operation : {Operation::forward, Operation::backward}) {
+        const Execution portable{.device = Device::cuda, .portable = true};
+        EXPECT_EQ(plan(operation, shape, {}, portable).chunk, best);
+        EXPECT_EQ(plan(operation, shape, {.chunk_size = 96}, portable).chunk, 96);
+        MlstmShape brief = shape;
+        brief.tokens = brief.longest = 50;
+        EXPECT_EQ(plan(operation, brief, {}, portable).chunk, 50);
+        const Plan usual = plan(operation, shape, {}, {.device = Device::cuda});
+        EXPECT_EQ(usual.chunk, usual.hopper ? 128 : best) << describe(usual);
+      }
+    }
+  }
+}
+#endif
 
 TEST(PlanSmall, DescriptionSaysWhatWasChosen) {
   const Plan p = plan(Operation::backward, documented_shape(3000), {.chunk_size = 96}, {.threads = 2});

@@ -82,24 +82,42 @@ def cpu_chunks(report: dict[str, Any]) -> list[Series]:
     return series
 
 
-def gpu(report: dict[str, Any] | None, dqk: int, dhv: int, operation: str) -> Series | None:
+def gpu(report: dict[str, Any] | None, dqk: int, dhv: int, operation: str, variant: str) -> Series | None:
     """Chunk sizes on a GPU, where benchmarks/chunk_sizes.py has run on one."""
     if report is None:
         return None
-    rows = [row for row in report["rows"] if (row["dqk"], row["dhv"], row["operation"]) == (dqk, dhv, operation)]
-    (own,) = (row for row in rows if row["default"])
-    rows = [row for row in rows if not row["default"]]
+    wanted = (dqk, dhv, operation, variant)
+    rows = [
+        row for row in report["rows"] if tuple(row[key] for key in ("dqk", "dhv", "operation", "variant")) == wanted
+    ]
+    own = next((row for row in rows if row["default"]), None)
+    rows = sorted({row["chunk"]: row for row in rows}.values(), key=lambda row: row["chunk"])
+    if not rows:
+        return None
     seconds, flops, moved, predicted, chunk = (
         np.array([float(row[key]) for row in rows]) for key in ("seconds", "flops", "bytes", "predicted", "chunk")
     )
     return Series(
-        label=f"tfla on {report['name']}, {report['date'][:10]}",
+        label=f"tfla on {report['name']}, {variant}, {dqk}/{dhv}",
         chunk=chunk,
         milliseconds=1e3 * seconds,
         flops_per_second=flops / seconds,
         intensity=flops / moved,
         predicted=1e3 * predicted,
-        default=(float(own["chunk"]), 1e3 * float(own["seconds"])),
+        default=None if own is None else (float(own["chunk"]), 1e3 * float(own["seconds"])),
         peak_flops=np.nan,
         peak_bandwidth=np.nan,
     )
+
+
+def gpu_within_best(report: dict[str, Any]) -> dict[str, float]:
+    """The time of training at the plan's default over that at the best chunk size, by variant and head dimensions."""
+    series: dict[str, list[dict[str, Any]]] = {}
+    for row in report["rows"]:
+        if row["operation"] == "training":
+            series.setdefault(f"{row['variant']} {row['dqk']}/{row['dhv']}", []).append(row)
+    ratios = {}
+    for name, rows in series.items():
+        for own in (row for row in rows if row["default"]):
+            ratios[name] = own["seconds"] / min(row["seconds"] for row in rows)
+    return ratios

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from .data import stored
 from .findings import EPSILONS, Numbers, within_best
+from .measured import gpu_within_best
 
 Pairs = Iterable[tuple[str, str]]
 FORMULATIONS = ("chunkwise", "parallel", "recurrent")
@@ -269,8 +270,8 @@ def own_kernels(folder: Path, benchmarks: Path) -> str:
     missing = (
         ""
         if gpu
-        else " The same measurement on a GPU (benchmarks/chunk_sizes.py) is still to be taken; until then the CUDA "
-        "backend's default chunk is a fixed 128."
+        else " The same measurement on a GPU (benchmarks/chunk_sizes.py) is still to be taken; until then the "
+        "constants of the CUDA backend's portable kernels are estimates."
     )
     pairs = [
         (
@@ -290,11 +291,24 @@ def own_kernels(folder: Path, benchmarks: Path) -> str:
         ),
         gpu_default(folder),
     ]
+    if gpu:
+        pairs.append(
+            (
+                "The best chunk size on a GPU follows from the model.",
+                f"{gpu['name']}, {gpu['date'][:10]}: the plan's default against the best measured one, training: "
+                + ", ".join(f"{name} {ratio - 1:+.1%}" for name, ratio in gpu_within_best(gpu).items())
+                + ". The portable kernels' default is the model's, with constants fitted to these times "
+                "([chunk_sizes_cuda.json](benchmarks/chunk_sizes_cuda.json)). Kernels for Hopper compute in tiles of "
+                "64 and 128 tokens whatever the chunk is; theirs is 128.",
+            )
+        )
     caption = (
         f"Training over the chunk size on one core of {report['cpu']}, float32, 4 heads, T = 8,192; measured "
         f"{report['date'][:10]}, constants in [cpu_ranges.json](benchmarks/cpu_ranges.json)"
     )
     lines = ["## Our kernels: predicted and measured\n", "![predicted and measured](paper/chunk_sizes.png)\n"]
+    if gpu:
+        lines.append("![predicted and measured on a GPU](paper/chunk_sizes_gpu.png)\n")
     return "\n".join(lines) + f"\n{caption}.{missing}\n\n" + table(pairs)
 
 

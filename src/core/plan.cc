@@ -8,6 +8,7 @@
 
 #include "core/checks.h"
 #include "core/cost/cpu_time.h"
+#include "core/cost/cuda_time.h"
 #include "core/cost/plan_cost.h"
 #include "core/validate.h"
 #include "cpu/run.h"
@@ -99,17 +100,19 @@ std::int64_t choose_backward_chunk(const Plan& plan) {
   return best * plan.tile;
 }
 
-// The kernels tile inside a chunk by 64 x 64, so the chunk is the spacing of stored states and little else. 128 keeps
-// the states of training within a third of the memory of its tensors at 128/256.
+// Portable kernels: by the cost model. Those of Hopper compute in tiles of 64 and 128 whatever the chunk is, which
+// there is the spacing of stored states and has no optimum that the model could tell: their gradients take 128 tokens
+// at a time, and what forward keeps must suit them.
 void choose_cuda_ranges(Plan& plan, const MlstmOptions& options, bool hopper_shape) {
-  constexpr std::int64_t tile = 64, usual_chunk = 128, longest_chunk = std::int64_t{1} << 30;
+  constexpr std::int64_t tile = 64, hopper_chunk = 128, longest_chunk = std::int64_t{1} << 30;
+  const analysis::HeadDims dims{static_cast<double>(plan.shape.dqk), static_cast<double>(plan.shape.dhv)};
+  const std::int64_t usual = hopper_shape ? hopper_chunk : best_cuda_chunk(plan.shape.dtype, dims);
   const std::int64_t longest = std::clamp<std::int64_t>(plan.shape.longest, 1, longest_chunk);
   plan.tile = tile;
   plan.span = std::max<std::int64_t>(plan.shape.longest, 1);
-  plan.chunk = std::min(options.chunk_size > 0 ? options.chunk_size : usual_chunk, longest);
+  plan.chunk = std::min(options.chunk_size > 0 ? options.chunk_size : usual, longest);
   if (plan.formulation == Formulation::parallel) plan.chunk = longest;
-  // Hopper's gradients take 128 tokens at a time; forward and backward must agree on what is kept.
-  if (hopper_shape) plan.chunk = std::max(power_of_two_above(plan.chunk), usual_chunk);
+  if (hopper_shape) plan.chunk = std::max(power_of_two_above(plan.chunk), hopper_chunk);
   // Segments of a sequence make up for blocks that are too few to keep a large GPU busy, as long as each has a few
   // chunks. Stage states has a block per sequence, head and 64 x 128 tile of the state, four to a multiprocessor; on
   // Hopper tiles are larger, one to a multiprocessor.

@@ -1,0 +1,174 @@
+"""What benchmarks/compare.py makes of peers that crash, hang or refuse, and of files from several runs; no GPU."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+sys.path.append(str(BENCHMARKS))
+
+import chunk_sizes  # noqa: E402  from the folder above
+import compare  # noqa: E402
+import fit_chunk_model  # noqa: E402
+import gpu_parts  # noqa: E402
+import gpu_targets  # noqa: E402
+from gpu_measure import Run  # noqa: E402
+from peer_process import PeerProcess  # noqa: E402
+
+# A worker that does as its job says: "dies" aborts after forward where LLVM's passes are on, "always" wherever.
+WORKER = """
+import json, os, sys, time
+for line in sys.stdin:
+    job = json.loads(line)
+    if job["job"] == "hangs":
+        time.sleep(60)
+    if job["job"] == "refuses":
+        print(json.dumps({"error": "no such kernel"}), flush=True)
+        continue
+    if job["job"] == "breaks":
+        print(json.dumps({"error": "illegal access", "ended": True}), flush=True)
+        time.sleep(60)
+    print(json.dumps({"forward": 1.5}), flush=True)
+    if job["job"] == "always" or job["job"] == "dies" and "DISABLE_LLVM_OPT" not in os.environ:
+        print("Assertion failed", file=sys.stderr, flush=True)
+        os.abort()
+    print(json.dumps({"training": 2.5}), flush=True)
+    print(json.dumps({"done": True}), flush=True)
+"""
+
+
+@pytest.fixture
+def process():
+    process = PeerProcess("worker", limit=5, command=[sys.executable, "-c", WORKER])
+    yield process
+    process.stop()
+
+
+def job(name):
+    return {"job": name, "operations": ["forward", "training"]}
+
+
+BOTH = {"forward": 1.5, "training": 2.5}
+
+
+def test_results_of_a_peer(process):
+    assert process.run(job("works")) == BOTH
+
+
+def test_a_refusal_is_a_reason(process):
+    assert process.run(job("refuses")) == {"forward_error": "no such kernel", "training_error": "no such kernel"}
+    assert process.run(job("works")) == BOTH
+
+
+def test_an_abort_is_tried_without_llvm(process):
+    assert process.run(job("dies")) == BOTH | {"without_llvm": True}
+    assert process.run(job("works")) == BOTH | {"without_llvm": True}
+
+
+def test_a_crash_costs_only_what_was_not_done(process):
+    row = process.run(job("always"))
+    assert row["ended"] and row["forward"] == 1.5 and row["training_error"] == "ended with SIGABRT: Assertion failed"
+    assert process.run(job("works")) == BOTH | {"without_llvm": True}
+
+
+def test_a_broken_process_is_replaced(process):
+    assert process.run(job("breaks"))["training_error"] == "illegal access"
+    assert process.run(job("works")) == BOTH
+
+
+def test_a_hang_ends_at_the_limit(process):
+    process.limit = 0.5
+    assert process.run(job("hangs"))["forward_error"] == "no result within 0.5 s"
+    process.limit = 5
+    assert process.run(job("works")) == BOTH
+
+
+PROGRAM = """#!{python}
+import json, sys
+given = dict(zip(sys.argv[2::2], sys.argv[3::2]))
+if given["--op"] == "training" and given["--shape"].endswith("512,512"):
+    sys.exit("tfla: too wide")
+time = {{"median": 1e-3}}
+rows = [{{"gate": gate, "burst_seconds": time, "seconds": time, "tensor_bytes": 3e9, "scratch_bytes": 5e8}}
+        for gate in ("exp", "sig")]
+about = {{"tfla": "0", "date": "today", "gpu": "none"}}
+open(given["--json"], "w").write(json.dumps(about | {{"sequences": rows}}))
+"""
+
+
+def test_files_of_several_runs_make_one_page(tmp_path):
+    program = tmp_path / "tfla"
+    program.write_text(PROGRAM.format(python=sys.executable))
+    os.chmod(program, 0o755)
+    files = []
+    for wanted in (["lengths", "memory"], ["sweep"]):
+        files.append(tmp_path / f"{wanted[0]}.json")
+        run = Run(program, files[-1], min_time=0.1, limit=20, replicas=0, peers=[], lengths=(8192,))
+        run.parts(wanted)
+    whole = compare.merged(files)
+    assert [about["parts"] for about in whole["runs"]] == [["lengths", "memory"], ["sweep"]]
+    assert list(whole["parts"]) == ["lengths", "sweep", "memory"]
+    verdicts = {verdict.what: verdict for verdict in gpu_targets.judge(whole["parts"])}
+    assert not verdicts["mLSTMexp: forward, T up to 8,192"].met
+    assert verdicts["mLSTMexp: training, T up to 8,192"].met
+    assert verdicts["mLSTMsig: peak memory of training, T 8,192, chunk 1,024"].met
+    wide = whole["parts"]["sweep"]["4,8192,8,512,512"]["rows"]["tfla mLSTMexp"]
+    assert wide["forward"] == 1e-3 and wide["training_error"] == "tfla: too wide"
+
+
+@pytest.mark.parametrize(("mine", "dim", "met"), [(1.0, 64, True), (2.0, 64, False), (2.0, 32, True), (2.1, 32, False)])
+def test_the_sweep_is_judged_by_the_best_peer(mine, dim, met):
+    rows = {"tfla mLSTMexp": {"forward": mine}, "tfla mLSTMsig": {"forward": mine}}
+    rows |= {"slow": {"forward": 9.0}, "fast": {"forward": 2.0}, "broken": {"forward_error": "fails"}}
+    case = {"workload": [4, 8192, 4096 // dim, dim, dim], "rows": rows}
+    assert [verdict.met for verdict in gpu_targets.judge({"sweep": {"": case}})] == [met, met]
+
+
+def test_attention_is_judged_where_tfla_leads_least():
+    cases = {}
+    for tokens, theirs in ((512, 0.1), (1024, 0.9), (2048, 1.2), (4096, 1.1), (8192, None)):
+        rows = {f"tfla mLSTM{gate}": {"forward": 1.0, "training": 1.0} for gate in ("exp", "sig")}
+        rows[gpu_parts.ATTENTION] = {} if theirs is None else {"forward": theirs, "training": theirs}
+        cases[str(tokens)] = {"workload": [65536 // tokens, tokens, 16, 128, 256], "rows": rows}
+    forward, training, *_ = gpu_targets.judge({"attention": cases})
+    assert forward.met and "1.10 times faster at T 4,096, the least of 2" in forward.measured
+    assert not training.met and "at T 1,024" in training.measured
+
+
+def test_a_file_of_something_else_is_refused(tmp_path):
+    file = tmp_path / "other.json"
+    file.write_text(json.dumps({"lengths": {}}))
+    with pytest.raises(SystemExit, match="no file of --measure"):
+        compare.merged([file])
+
+
+def made_up_times(rates, variant):
+    """What kernels with these constants would take."""
+    of = chunk_sizes.VARIANTS[variant]
+    rows = []
+    for workload, operation, chunk in chunk_sizes.points(of, chunk_sizes.CHUNKS):
+        row = {"variant": variant, "operation": operation, "chunk": chunk, "default": False} | vars(workload)
+        cost = sum(x * rate for x, rate in zip(fit_chunk_model.features(row), rates[operation], strict=True))
+        rows.append(row | {"seconds": cost * workload.batch * workload.tokens * workload.heads})
+    return rows
+
+
+def test_constants_of_the_chunk_model_are_found():
+    rates = {"forward": [1.25e-14, 0.0, 9e-13, 1e-12], "training": [9e-15, 2e-13, 2.25e-12, 3e-12]}
+    report = {"name": "a GPU", "date": "2026-01-01", "rows": made_up_times(rates, "portable bfloat16")}
+    fit_chunk_model.add_fit(report)
+    for operation, wanted in rates.items():
+        found = report["rates"]["portable bfloat16"][operation]
+        assert list(found.values()) == pytest.approx(wanted, rel=1e-3, abs=1e-20)
+    assert all(row["predicted"] == pytest.approx(row["seconds"], rel=1e-3) for row in report["rows"])
+    before = fit_chunk_model.HEADER.read_text()
+    after = fit_chunk_model.header(report, before)
+    assert "fitted to times on a GPU, 2026-01-01" in after and "2.250e-12" in after
+    floats = before[before.index("// float32") :]
+    assert after.endswith(floats)  # not measured here, so not changed
+    defaults = {(row["dqk"], row["chunk"]) for row in report["rows"] if row["default"]}
+    assert defaults == {(64, 64), (128, 128), (256, 128)}
+    assert "best by the model 128" in fit_chunk_model.comparison(report)

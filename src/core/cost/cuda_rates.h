@@ -1,0 +1,28 @@
+// Constants of the cost model for the portable CUDA kernels. benchmarks/fit_chunk_model.py --write puts those here that
+// fit docs/benchmarks/chunk_sizes_cuda.json best.
+#pragma once
+
+namespace tfla {
+
+// Seconds on a GPU that has enough to do, per head.
+struct CudaRates {
+  double flop;    // per operation of the matrix products
+  double square;  // per element of a chunk's squares: exponentials, masks, sums
+  double state;   // per byte of C and chunk: states on their way between kernels
+  double row;     // per byte of q, k and v and token
+};
+
+// Of the portable kernels, with states kept for backward in training.
+struct CudaConstants {
+  CudaRates forward;
+  CudaRates training;
+};
+
+// bfloat16 and float16; estimates from kernel times at one chunk size, which leave 128 the best at 128/256.
+inline constexpr CudaConstants cuda_half_constants = {{1.000e-14, 0.000e+00, 7.500e-13, 1.000e-12},
+                                                      {9.000e-15, 0.000e+00, 2.000e-12, 3.000e-12}};
+// float32 and float64; estimates from kernel times at one chunk size, which leave 128 the best at 128/256.
+inline constexpr CudaConstants cuda_float_constants = {{2.000e-14, 0.000e+00, 7.500e-13, 1.000e-12},
+                                                       {2.000e-14, 0.000e+00, 2.000e-12, 3.000e-12}};
+
+}  // namespace tfla
