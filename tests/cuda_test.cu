@@ -1,6 +1,7 @@
 // What only a GPU can get wrong: grids and tensors beyond 16 and 31 bits, streams, graphs, bitwise repeats.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
+#include <limits>
 
 #include <cmath>
 #include <cstdint>
@@ -115,6 +116,7 @@ struct HopperShape {
   Layout layout = Layout::bthd;
   InputGate gate = InputGate::exponential;
   bool states = false;  // an initial state, and a gradient of C into the last one
+  std::int64_t chunk = 128;
 };
 
 // Every size the Hopper kernels are compiled for, with full and partial panels, chunks and rows of the batch.
@@ -141,6 +143,13 @@ constexpr HopperShape hopper_shapes[] = {
     {2, 300, 3, 200, 264, Layout::bhtd, InputGate::exponential, true},
     {1, 1, 2, 136, 8},
     {2, 1000, 9, 256, 264, Layout::bthd, InputGate::sigmoid},  // 288 tiles
+    // Other chunks than 128: longer ones in slices of the heads, the last of which may be smaller.
+    {2, 300, 2, 72, 96, Layout::fused, InputGate::sigmoid, false, 64},
+    {2, 1000, 5, 128, 256, Layout::bthd, InputGate::exponential, true, 256},
+    {2, 1000, 4, 128, 256, Layout::bhtd, InputGate::sigmoid, true, 256},
+    {1, 1000, 7, 64, 96, Layout::fused, InputGate::exponential, true, 512},
+    {1, 1024, 3, 256, 512, Layout::bthd, InputGate::exponential, true, 1024},
+    {3, 500, 6, 128, 64, Layout::bthd, InputGate::sigmoid, true, 4096},
 };
 
 TEST_F(Cuda, GradientsOnHopper) {
@@ -156,7 +165,7 @@ TEST_F(Cuda, GradientsOnHopper) {
                        .dhv = shape.dhv,
                        .dtype = DType::bfloat16});
     c.layout = shape.layout;
-    c.options = {.gate = shape.gate, .chunk_size = 128, .keep_states = keep};
+    c.options = {.gate = shape.gate, .chunk_size = shape.chunk, .keep_states = keep};
     c.initial_state = c.last_state_grad = shape.states;
     Problem problem(c);
     if (shape.states) {  // a gradient of n is left to the portable kernels
@@ -171,6 +180,27 @@ TEST_F(Cuda, GradientsOnHopper) {
     backward(problem.backward(), on_gpu);
     EXPECT_TRUE(within_bounds(judge.forward_errors(), c)) << label(c);
     EXPECT_TRUE(within_bounds(judge.backward_errors(), c)) << label(c);
+  }
+}
+
+TEST_F(Cuda, LongerChunksNeedLessMemoryOnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  const MlstmShape shape{.batch = 8,
+                         .tokens = 8192,
+                         .qk_heads = 16,
+                         .heads = 16,
+                         .dqk = 128,
+                         .dhv = 256,
+                         .sequences = 8,
+                         .longest = 8192,
+                         .dtype = DType::bfloat16};
+  std::size_t before = std::numeric_limits<std::size_t>::max();
+  for (const std::int64_t chunk : {128, 256, 512, 1024, 2048}) {
+    const Plan chosen = plan(Operation::backward, shape, {.chunk_size = chunk, .keep_states = true}, on_gpu);
+    EXPECT_TRUE(chosen.hopper_gradients);
+    EXPECT_EQ(chosen.slices, chunk / 128);
+    EXPECT_LT(chosen.scratch_bytes + chosen.saved_bytes, before);
+    before = chosen.scratch_bytes + chosen.saved_bytes;
   }
 }
 

@@ -100,9 +100,9 @@ std::int64_t choose_backward_chunk(const Plan& plan) {
   return best * plan.tile;
 }
 
-// Portable kernels: by the cost model. Those of Hopper compute in tiles of 64 and 128 whatever the chunk is, which
-// there is the spacing of stored states and has no optimum that the model could tell: their gradients take 128 tokens
-// at a time, and what forward keeps must suit them.
+// Portable kernels: by the cost model. Those of Hopper compute in tiles of 64 and 128 whatever the chunk is. There it
+// says how much memory the states of backward may take: as much as one state every `chunk` tokens. They are 128 tokens
+// apart all the same, but only some heads have theirs at a time.
 void choose_cuda_ranges(Plan& plan, const MlstmOptions& options, bool hopper_shape) {
   constexpr std::int64_t tile = 64, hopper_chunk = 128, longest_chunk = std::int64_t{1} << 30;
   const analysis::HeadDims dims{static_cast<double>(plan.shape.dqk), static_cast<double>(plan.shape.dhv)};
@@ -113,6 +113,9 @@ void choose_cuda_ranges(Plan& plan, const MlstmOptions& options, bool hopper_sha
   plan.chunk = std::min(options.chunk_size > 0 ? options.chunk_size : usual, longest);
   if (plan.formulation == Formulation::parallel) plan.chunk = longest;
   if (hopper_shape) plan.chunk = std::max(power_of_two_above(plan.chunk), hopper_chunk);
+  if (plan.hopper && plan.operation == Operation::backward)
+    plan.slices =
+        std::clamp<std::int64_t>(plan.chunk / hopper_chunk, 1, std::max<std::int64_t>(plan.shape.qk_heads, 1));
   // Segments of a sequence make up for blocks that are too few to keep a large GPU busy, as long as each has a few
   // chunks. Stage states has a block per sequence, head and 64 x 128 tile of the state, four to a multiprocessor; on
   // Hopper tiles are larger, one to a multiprocessor.
@@ -120,8 +123,9 @@ void choose_cuda_ranges(Plan& plan, const MlstmOptions& options, bool hopper_sha
   const std::int64_t tiles =
       plan.hopper ? cuda::hopper_tiles(plan.shape) : ceil_div(plan.shape.dqk, 64) * ceil_div(plan.shape.dhv, 128);
   const std::int64_t wanted_blocks = multiprocessors * (plan.hopper ? 1 : 4);
-  const std::int64_t blocks = std::max<std::int64_t>(plan.shape.sequences * plan.shape.heads * tiles, 1);
-  const std::int64_t chunks = ceil_div(longest, plan.chunk);
+  const std::int64_t heads = ceil_div(plan.shape.heads, plan.slices);
+  const std::int64_t blocks = std::max<std::int64_t>(plan.shape.sequences * heads * tiles, 1);
+  const std::int64_t chunks = ceil_div(longest, plan.hopper ? hopper_chunk : plan.chunk);
   plan.segments = std::clamp<std::int64_t>(std::min(wanted_blocks / blocks, chunks / fewest_chunks), 1, most_segments);
 }
 
@@ -174,6 +178,14 @@ void check_countable(const Plan& plan) {
                   shape.dqk, shape.dhv, shape.tokens));
 }
 
+// Whether forward keeps states on Hopper where it is asked to. With the exact gradient of the normalizer backward is
+// portable; a longer chunk asks for less memory; and with dqk above 128 forward takes longer by more than backward
+// needs to make the states itself.
+bool keeps_hopper_states(const Plan& plan, const MlstmOptions& options) {
+  constexpr std::int64_t widest_qk = 128, chunk = 128;
+  return !options.exact_normalizer_grad && plan.chunk == chunk && plan.shape.dqk <= widest_qk;
+}
+
 // fits: the tensors are such as the kernels of Hopper take, if their shape is.
 Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions& options, const Execution& execution,
                bool fits = true) {
@@ -190,14 +202,15 @@ Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions&
                             cuda::hopper_takes(shape, options);
   const bool exact_backward = operation == Operation::backward && options.exact_normalizer_grad;
   plan.hopper = hopper_shape && fits && !exact_backward;
-  plan.keeps_rows = plan.keeps_states && (!options.keep_states || (hopper_shape && options.exact_normalizer_grad));
+  if (plan.device == Device::cuda && plan.formulation != Formulation::recurrent)
+    choose_cuda_ranges(plan, options, hopper_shape);
+  plan.keeps_rows =
+      plan.keeps_states && (!options.keep_states || (hopper_shape && !keeps_hopper_states(plan, options)));
   if (plan.formulation == Formulation::recurrent) {
     plan.tile = plan.chunk = 1;
     plan.span = std::max<std::int64_t>(shape.longest, 1);
     plan.panel = choose_panel(plan);
-  } else if (plan.device == Device::cuda) {
-    choose_cuda_ranges(plan, options, hopper_shape);
-  } else {
+  } else if (plan.device == Device::cpu) {
     choose_ranges(plan, options);
   }
   plan.hopper_gradients = plan.hopper && cuda::hopper_takes_gradients(plan, options);
@@ -306,6 +319,8 @@ std::string describe(const Plan& plan) {
   } else if (plan.formulation == Formulation::chunkwise) {
     line("chunk size", fmt::format("{} tokens between stored states", plan.chunk));
     line("tile", fmt::format("{} tokens per set of matrix products", plan.tile));
+    if (plan.slices > 1)
+      line("slices", fmt::format("{}: heads in turn, each with states 128 tokens apart, in that memory", plan.slices));
     if (plan.device == Device::cuda)
       line("segments", fmt::format("{} per sequence", plan.segments));
     else

@@ -120,9 +120,9 @@ Call<Real> call_of_shape(const Plan& plan) {
   call.dqk = static_cast<int>(shape.dqk);
   call.dhv = static_cast<int>(shape.dhv);
   const bool fused = plan.hopper && plan.operation == Operation::forward;  // states on the chip, in chunks of a tile
-  const std::int64_t chunk = fused ? plan.tile : plan.chunk;
+  const std::int64_t chunk = fused ? plan.tile : plan.hopper ? sm90::stored_chunk : plan.chunk;
   call.L = static_cast<int>(chunk);
-  call.kept_chunk = fused && plan.keeps_states && !plan.keeps_rows ? static_cast<int>(plan.chunk) : 0;
+  call.kept_chunk = fused && plan.keeps_states && !plan.keeps_rows ? sm90::stored_chunk : 0;
   // One sequence per row of the batch: all have the same chunks. Packed ones may each have one that is not full.
   call.chunks_per_row = shape.sequences == shape.batch
                             ? static_cast<int>(std::max<std::int64_t>((shape.tokens + chunk - 1) / chunk, 1))
@@ -211,14 +211,32 @@ void forward_as(const MlstmForward& args, const Plan& plan, std::byte* scratch, 
   launch_outputs<T>(call, stream);
 }
 
+// What forward kept, of all heads.
 template <class T>
-void backward_as(const MlstmBackward& args, const Plan& plan, std::byte* scratch, cudaStream_t stream) {
+Call<typename Config<T>::Real> kept_call(const MlstmBackward& args, const Plan& plan) {
+  Call<typename Config<T>::Real> call = call_of_shape<typename Config<T>::Real>(plan);
+  Arena rest, saved(const_cast<std::byte*>(args.saved.data()));  // only read
+  carve<T>(rest, saved, plan, call);
+  return call;
+}
+
+// first_head: of those in args, among the heads of which something was kept.
+template <class T>
+void backward_as(const MlstmBackward& args, const Plan& plan, const Call<typename Config<T>::Real>& kept,
+                 std::int64_t first_head, std::byte* scratch, cudaStream_t stream) {
   using Real = typename Config<T>::Real;
-  Arena arena(scratch);
+  Arena arena(scratch), elsewhere;
   Call<Real> call = call_of<Real>(args, plan);
   add_sequences(call, args);
-  Arena saved(const_cast<std::byte*>(args.saved.data()));  // only read
-  carve<T>(arena, plan.keeps_states ? saved : arena, plan, call);
+  carve<T>(arena, plan.keeps_states ? elsewhere : arena, plan, call);
+  if (plan.keeps_states) {
+    call.inverse = kept.inverse + first_head * call.all_tokens();
+    call.slope = kept.slope + first_head * call.all_tokens();
+  }
+  if (plan.keeps_states && !plan.keeps_rows) {
+    call.states = kept.states;
+    call.n_states = kept.n_states;
+  }
   call.dh = rows(args.dh);
   call.dq = rows(args.dq);
   call.dk = rows(args.dk);
@@ -302,12 +320,60 @@ bool all_mapped(const Views&... views) {
   return (sm90::has_map(rows(views)) && ...);
 }
 
+// Heads [first, first + count) of q and k, and those of v that go with them.
+struct Slice {
+  std::int64_t first, count, group;
+
+  [[nodiscard]] Plan of(Plan plan) const {
+    plan.shape.qk_heads = count;
+    plan.shape.heads = count * group;
+    return plan;
+  }
+  [[nodiscard]] MlstmBackward of(MlstmBackward args) const {
+    for (TensorView* view : {&args.q, &args.k}) cut(*view, 2, 1);
+    for (TensorView* view : {&args.v, &args.i, &args.f, &args.dh}) cut(*view, 2, group);
+    for (MutableTensorView* view : {&args.dq, &args.dk}) cut(*view, 2, 1);
+    for (MutableTensorView* view : {&args.dv, &args.di, &args.df}) cut(*view, 2, group);
+    for (TensorView* view : {&args.initial_state.C, &args.initial_state.n, &args.initial_state.m, &args.dlast_state.C,
+                             &args.dlast_state.n})
+      cut(*view, 1, group);
+    for (MutableTensorView* view : {&args.dinitial_state.C, &args.dinitial_state.n}) cut(*view, 1, group);
+    return args;
+  }
+
+ private:
+  template <class View>
+  void cut(View& view, int dimension, std::int64_t heads) const {
+    if (!view.given()) return;
+    using Byte =
+        std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(view.data)>>, const std::byte, std::byte>;
+    view.data = static_cast<Byte*>(view.data) + first * heads * view.strides[dimension] * item_size(view.dtype);
+    view.shape[dimension] = count * heads;
+  }
+};
+
+template <class Work>
+void each_slice(const Plan& plan, const Work& work) {
+  const std::int64_t heads = plan.shape.qk_heads, most = (heads + plan.slices - 1) / plan.slices;
+  for (std::int64_t first = 0; first < heads; first += most)
+    work(Slice{first, std::min(most, heads - first), plan.shape.heads / heads});
+}
+
 // What a call takes of its scratch and of what is saved.
 void count(const Plan& plan, Arena& arena, Arena& saved) {
   with_type(plan, [&](auto type) {
     using T = decltype(type);
     using Real = typename Config<T>::Real;
     Call<Real> call = call_of_shape<Real>(plan);
+    if (plan.slices > 1) {  // all of them in the scratch of the first
+      Arena rest, kept;
+      if (plan.keeps_states) carve<T>(rest, saved, plan, call);
+      const std::int64_t heads = plan.shape.qk_heads;
+      const Plan part = Slice{0, (heads + plan.slices - 1) / plan.slices, plan.shape.heads / heads}.of(plan);
+      Call<Real> part_call = call_of_shape<Real>(part);
+      carve<T>(arena, plan.keeps_states ? kept : arena, part, part_call);
+      return;
+    }
     if (plan.formulation != Formulation::recurrent) {
       carve<T>(arena, plan.keeps_states ? saved : arena, plan, call);
       return;
@@ -370,8 +436,14 @@ void forward(const MlstmForward& args, const Plan& plan, std::byte* scratch, voi
 }
 
 void backward(const MlstmBackward& args, const Plan& plan, std::byte* scratch, void* stream) {
-  with_type(plan,
-            [&](auto type) { backward_as<decltype(type)>(args, plan, scratch, static_cast<cudaStream_t>(stream)); });
+  with_type(plan, [&](auto type) {
+    using T = decltype(type);
+    const auto kept = kept_call<T>(args, plan);
+    each_slice(plan, [&](const Slice& slice) {
+      backward_as<T>(slice.of(args), slice.of(plan), kept, slice.first * slice.group, scratch,
+                     static_cast<cudaStream_t>(stream));
+    });
+  });
 }
 
 void step(const MlstmStep& args, const Plan& plan, std::byte* scratch, void* stream) {

@@ -41,30 +41,39 @@ __device__ __forceinline__ T* row_of(const Rows& rows, int batch, std::int64_t t
   return static_cast<T*>(rows.data) + batch * rows.batch + token * rows.token + head * rows.head;
 }
 
-__device__ __forceinline__ double log_sigmoid(double x) { return fmin(x, 0.0) - log1p(exp(-fabs(x))); }
-// The same to 1e-7, in float32: enough for 16-bit tensors.
-__device__ __forceinline__ double log_sigmoid_16_bit(double x) {
-  return fmin(x, 0.0) - static_cast<double>(log1pf(expf(-fabsf(static_cast<float>(x)))));
+template <class Work>
+__device__ __forceinline__ Work log_sigmoid(Work x) {
+  return min(x, Work{0}) - log1p(exp(-fabs(x)));
 }
 
 // A forget gate of minus infinity is a full reset: a log f this small is as good, for input gates up to 1e4 in size,
 // and keeps sums finite.
 inline constexpr double least_log_forget = -3e4;
 
-// log f and log i of a token. NaN stays.
+// log f and log i of a token. NaN stays. Work: float, which is enough for 16-bit tensors, or double.
+template <class Work, class Real>
+__device__ __forceinline__ void log_gates_in(const Call<Real>& call, int batch, std::int64_t token, int head, double& f,
+                                             double& i) {
+  auto forget = static_cast<Work>(read_gate(call.f, call.f_type, batch, token, head));
+  auto input = static_cast<Work>(read_gate(call.i, call.i_type, batch, token, head));
+  if (call.capped) {
+    const auto cap = static_cast<Work>(call.cap);
+    forget = cap * tanh(forget / cap);
+    input = cap * tanh(input / cap);
+  }
+  if (!call.log_space) forget = log_sigmoid(forget);
+  if (forget < static_cast<Work>(least_log_forget)) forget = static_cast<Work>(least_log_forget);
+  if (!call.log_space && !call.exponential) input = log_sigmoid(input);
+  f = forget;
+  i = input;
+}
 template <class Real>
 __device__ __forceinline__ void log_gates(const Call<Real>& call, int batch, std::int64_t token, int head, double& f,
                                           double& i) {
-  f = read_gate(call.f, call.f_type, batch, token, head);
-  i = read_gate(call.i, call.i_type, batch, token, head);
-  if (call.capped) {
-    f = call.cap * tanh(f / call.cap);
-    i = call.cap * tanh(i / call.cap);
-  }
-  const auto log_of_sigmoid = [&](double x) { return call.tensors_16_bit ? log_sigmoid_16_bit(x) : log_sigmoid(x); };
-  if (!call.log_space) f = log_of_sigmoid(f);
-  if (f < least_log_forget) f = least_log_forget;
-  if (!call.log_space && !call.exponential) i = log_of_sigmoid(i);
+  if (call.tensors_16_bit)
+    log_gates_in<float>(call, batch, token, head, f, i);
+  else
+    log_gates_in<double>(call, batch, token, head, f, i);
 }
 
 // 1 / den of a row, and the derivative of den by q.n times -1 / den.

@@ -46,20 +46,23 @@ struct MaxMap {
 // Kernels with one warp per chunk and head: a block has as many neighbouring heads of a chunk as warps.
 constexpr int chunk_threads = 256;
 constexpr int heads_per_block = chunk_threads / warp_size;
-template <class Real>
-constexpr int chunk_blocks = sizeof(Real) == 4 ? 3 : 1;  // on a multiprocessor: mostly they wait
+// On a multiprocessor: mostly they wait.
+template <class Work, int TokensPerLane>
+constexpr int chunk_blocks = sizeof(Work) == 8    ? 2
+                             : TokensPerLane == 4 ? 4
+                                                  : 6;
 
 template <class Real>
 __host__ __device__ unsigned head_groups(const Call<Real>& call) {
   return (static_cast<unsigned>(call.heads) + heads_per_block - 1) / heads_per_block;
 }
 
-// The gate scan of one chunk, in slabs. Gates are read by tokens, as they lie in memory; scanned by heads, four
-// neighbouring tokens to a lane; and what comes of them is visited by heads again, neighbouring lanes on neighbouring
-// tokens, so that vectors are written in long stretches.
-template <class Real>
+// The gate scan of one chunk, in slabs. Gates are read by tokens, as they lie in memory; scanned by heads, a
+// few neighbouring tokens to a lane; and what comes of them is visited by heads again, neighbouring lanes on
+// neighbouring tokens, so that vectors are written in long stretches.
+template <class Real, class Work, int TokensPerLane>
 struct ChunkScan {
-  static constexpr int tokens_per_lane = 4, slab = tokens_per_lane * warp_size;
+  static constexpr int tokens_per_lane = TokensPerLane, slab = tokens_per_lane * warp_size;
   static constexpr int row = slab + 2;  // where eight heads of two tokens lie in banks of their own
   struct Slab {
     double b[heads_per_block][row], c[heads_per_block][row], top[heads_per_block][row];  // first log f, log i
@@ -107,7 +110,7 @@ struct ChunkScan {
       const int h = index % heads_per_block, t = index / heads_per_block;
       double f = 0, i = -INFINITY;
       if (t < count && first_head + h < call.heads)
-        log_gates(call, chunk.batch, chunk.token + start + t, first_head + h, f, i);
+        log_gates_in<Work>(call, chunk.batch, chunk.token + start + t, first_head + h, f, i);
       shared.b[h][t] = f;
       shared.c[h][t] = i;
     }
@@ -148,12 +151,14 @@ struct ChunkScan {
 };
 
 // The chunk table, and b and top of every chunk and head.
-template <class Real>
-__global__ void __launch_bounds__(chunk_threads, chunk_blocks<Real>) chunk_totals_kernel(Call<Real> call) {
-  __shared__ typename ChunkScan<Real>::Slab slab;
+template <class Real, class Work, int TokensPerLane>
+__global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, TokensPerLane>)
+    chunk_totals_kernel(Call<Real> call) {
+  using Scan = ChunkScan<Real, Work, TokensPerLane>;
+  __shared__ typename Scan::Slab slab;
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
-  ChunkScan<Real> scan(call, slab);
+  Scan scan(call, slab);
   const Chunk chunk = chunk_at(call, scan.number);
   const MaxMap total = scan.template run<false>(chunk, [](int, double, double, double) {});
   if (threadIdx.x == 0 && scan.first_head == 0) call.chunks[scan.number] = chunk;
@@ -224,12 +229,14 @@ __device__ float exponential(double x, float /*as*/) {
 
 // The vectors that matrix kernels read. The scan inside the chunk is done again rather than kept: its three doubles per
 // token would take longer to write and read.
-template <class Real>
-__global__ void __launch_bounds__(chunk_threads, chunk_blocks<Real>) gate_vectors_kernel(Call<Real> call) {
-  __shared__ typename ChunkScan<Real>::Slab slab;
+template <class Real, class Work, int TokensPerLane>
+__global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, TokensPerLane>)
+    gate_vectors_kernel(Call<Real> call) {
+  using Scan = ChunkScan<Real, Work, TokensPerLane>;
+  __shared__ typename Scan::Slab slab;
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
-  ChunkScan<Real> scan(call, slab);
+  Scan scan(call, slab);
   const Chunk chunk = call.chunks[scan.number];
   if (chunk.length == 0) return;
   const std::int64_t at = call.vector(chunk, scan.head);
@@ -252,14 +259,27 @@ __global__ void __launch_bounds__(chunk_threads, chunk_blocks<Real>) gate_vector
 
 }  // namespace
 
+namespace {
+
+template <class Work, int TokensPerLane, class Real>
+void launch_gates_in(const Call<Real>& call, cudaStream_t stream) {
+  const std::int64_t chunks = call.numbers * head_groups(call);
+  launch_chained("chunk_totals", chunk_totals_kernel<Real, Work, TokensPerLane>, chunks, chunk_threads, 0, stream,
+                 call);
+  launch_chained("sequence_scan", sequence_scan_kernel<Real>, call.sequences * call.heads, scan_threads, 0, stream,
+                 call);
+  launch_chained("gate_vectors", gate_vectors_kernel<Real, Work, TokensPerLane>, chunks, chunk_threads, 0, stream,
+                 call);
+}
+
+}  // namespace
+
 template <class Real>
 void launch_gates(const Call<Real>& call, cudaStream_t stream) {
   if (call.numbers == 0) return;
-  const std::int64_t chunks = call.numbers * head_groups(call);
-  launch_chained("chunk_totals", chunk_totals_kernel<Real>, chunks, chunk_threads, 0, stream, call);
-  launch_chained("sequence_scan", sequence_scan_kernel<Real>, call.sequences * call.heads, scan_threads, 0, stream,
-                 call);
-  launch_chained("gate_vectors", gate_vectors_kernel<Real>, chunks, chunk_threads, 0, stream, call);
+  if (!call.tensors_16_bit) return launch_gates_in<double, 4>(call, stream);
+  if constexpr (std::is_same_v<Real, float>)
+    call.L <= 2 * warp_size ? launch_gates_in<float, 2>(call, stream) : launch_gates_in<float, 4>(call, stream);
 }
 
 template void launch_gates(const Call<float>&, cudaStream_t);

@@ -10,6 +10,9 @@
 
 namespace tfla::cuda::sm90 {
 
+// Tokens between the states that backward reads.
+inline constexpr int stored_chunk = 128;
+
 // Compute capability 9.0, of the current device.
 [[nodiscard]] bool supported_device();
 [[nodiscard]] int multiprocessors();

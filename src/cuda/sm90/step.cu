@@ -15,11 +15,6 @@ struct TokenScalars {
   Real decay, weight, inverse, m;
 };
 
-template <class Real>
-__device__ __forceinline__ Real step_log_sigmoid(Real x) {
-  return min(x, Real{0}) - log1p(exp(-fabs(x)));
-}
-
 // decay, weight, 1 / den and m of one token, by one warp. In float32 where the state is: the sum f + m is kept as two
 // numbers, so that large m cost no digits, and the chain that all blocks wait for is a third as long as in double.
 template <class T>
@@ -51,9 +46,9 @@ __device__ TokenScalars<typename Config<T>::Real> token_scalars(const StepCall<t
     f = cap * tanh(f / cap);
     i = cap * tanh(i / cap);
   }
-  if (!call.log_space) f = step_log_sigmoid(f);
+  if (!call.log_space) f = log_sigmoid(f);
   if (f < static_cast<Real>(least_log_forget)) f = static_cast<Real>(least_log_forget);
-  if (!call.log_space && !call.exponential) i = step_log_sigmoid(i);
+  if (!call.log_space && !call.exponential) i = log_sigmoid(i);
   const Real sum = f + m, part = sum - m;
   const Real rest = (f - part) + (m - (sum - part));  // sum + rest is f + m exactly
   const Real next = call.exponential ? max(sum, i) : Real{0};
