@@ -246,27 +246,19 @@ __device__ Real gate_slope(const Call<Real>& call, bool log_sigmoid, Real x) {
   return (1 - t * t) * (log_sigmoid ? sigmoid(-(call.capped ? cap * t : x)) : Real{1});
 }
 
-constexpr int gate_threads = 256;
-constexpr int gate_heads = gate_threads / warp_size;
-
 // dlogf_t = sum_{s >= t} (row_s - column_s) + sum_{j < t} outflow_j + through; dlogi = column + outflow. One warp per
-// chunk and head, from the last token to the first; a block has neighbouring heads. Results are shared before they are
-// written, since gates lie by tokens.
+// chunk and head, from the last token to the first.
 template <class Real>
-__global__ void __launch_bounds__(gate_threads, 3)
-    gate_gradients_kernel(Call<Real> call, int parts, int through_parts) {
-  constexpr int slab = 128, row = slab + 2;
-  __shared__ double dlogf[gate_heads][row], dlogi[gate_heads][row];
+__global__ void gate_gradients_kernel(Call<Real> call, int parts, int through_parts) {
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
-  const unsigned groups = (static_cast<unsigned>(call.heads) + gate_heads - 1) / gate_heads;
-  const std::int64_t number = blockIdx.x / groups;
-  const Chunk chunk = call.chunks[number];
+  const std::int64_t unit = (blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x) / 32;
+  if (unit >= call.numbers * call.heads) return;
+  const Chunk chunk = call.chunks[unit / call.heads];
   if (chunk.length == 0) return;
-  const int first_head = static_cast<int>(blockIdx.x % groups * gate_heads);
-  const int warp = static_cast<int>(threadIdx.x) / warp_size, lane = static_cast<int>(threadIdx.x) % warp_size;
-  const int head = min(first_head + warp, call.heads - 1);  // beyond the last: worked out again, and not written
-  const std::int64_t unit = number * call.heads + head, at = call.vector(chunk, head);
+  const int head = static_cast<int>(unit % call.heads);
+  const int lane = threadIdx.x % 32;
+  const std::int64_t at = call.vector(chunk, head);
   const std::int64_t part_size = call.heads * call.all_tokens();
   const auto gather = [&](const Real* sums, int t) {
     double sum = 0;
@@ -276,54 +268,39 @@ __global__ void __launch_bounds__(gate_threads, 3)
   // What passes through the chunk, and what leaves it. Where a chunk follows, half of `through` is <C, dC> at the end
   // of this one, which has the outflow in it.
   double through = 0, all_outflow = 0;
-  for (int part = lane; part < through_parts; part += warp_size) through += call.through[unit * through_parts + part];
-#pragma unroll 4
-  for (int t = lane; t < chunk.length; t += warp_size) all_outflow += gather(call.outflow, t);
+  for (int part = lane; part < through_parts; part += 32) through += call.through[unit * through_parts + part];
+  for (int t = lane; t < chunk.length; t += 32) all_outflow += gather(call.outflow, t);
 #pragma unroll
-  for (int offset = warp_size / 2; offset > 0; offset /= 2) {
+  for (int offset = 16; offset > 0; offset /= 2) {
     through += __shfl_xor_sync(0xFFFFFFFFU, through, offset);
     all_outflow += __shfl_xor_sync(0xFFFFFFFFU, all_outflow, offset);
   }
-  const bool has_next =
-      number + 1 < call.numbers && call.chunks[number + 1].length > 0 && call.chunks[number + 1].first == chunk.first;
+  const std::int64_t next = unit / call.heads + 1;
+  const bool has_next = next < call.numbers && call.chunks[next].length > 0 && call.chunks[next].first == chunk.first;
   const double passing = through + (has_next ? 0.5 : 1.0) * all_outflow;
 
   // Walking backwards, `later` holds sum_{s > t} (row - column - outflow), so that passing + later + ... is dlogf.
   double later = 0;
-  for (int start = (chunk.length - 1) / slab * slab; start >= 0; start -= slab) {
-    double rows[slab / warp_size], columns[slab / warp_size];
+  for (int base = (chunk.length - 1) / 32 * 32; base >= 0; base -= 32) {
+    const int t = base + lane;
+    const bool valid = t < chunk.length;
+    const double row = valid ? gather(call.row_sums, t) : 0, column = valid ? gather(call.column_sums, t) : 0;
+    double suffix = row - column;
 #pragma unroll
-    for (int x = 0; x < slab / warp_size; ++x) {
-      const int t = start + x * warp_size + lane;
-      const bool valid = t < chunk.length;
-      rows[x] = valid ? gather(call.row_sums, t) : 0;
-      columns[x] = valid ? gather(call.column_sums, t) : 0;
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const double other = __shfl_down_sync(0xFFFFFFFFU, suffix, offset);
+      if (lane + offset < 32) suffix += other;
     }
-#pragma unroll
-    for (int x = slab / warp_size - 1; x >= 0; --x) {
-      double suffix = rows[x] - columns[x];
-#pragma unroll
-      for (int offset = 1; offset < warp_size; offset *= 2) {
-        const double other = __shfl_down_sync(0xFFFFFFFFU, suffix, offset);
-        if (lane + offset < warp_size) suffix += other;
-      }
-      dlogf[warp][x * warp_size + lane] = later + suffix + passing;
-      dlogi[warp][x * warp_size + lane] = columns[x];
-      later += __shfl_sync(0xFFFFFFFFU, suffix, 0);
+    if (valid) {
+      const double dlogf = later + suffix + passing;
+      const auto i = static_cast<Real>(read_gate(call.i, call.i_type, chunk.batch, chunk.token + t, head));
+      const auto f = static_cast<Real>(read_gate(call.f, call.f_type, chunk.batch, chunk.token + t, head));
+      write_gate(call.di, call.i_type, chunk.batch, chunk.token + t, head,
+                 column * gate_slope(call, !call.log_space && !call.exponential, i));
+      write_gate(call.df, call.f_type, chunk.batch, chunk.token + t, head,
+                 dlogf * gate_slope(call, !call.log_space, f));
     }
-    __syncthreads();
-#pragma unroll 2
-    for (int index = static_cast<int>(threadIdx.x); index < slab * gate_heads; index += gate_threads) {
-      const int h = index % gate_heads, t = index / gate_heads, to = first_head + h;
-      const std::int64_t token = chunk.token + start + t;
-      if (start + t >= chunk.length || to >= call.heads) continue;
-      const auto i = static_cast<Real>(read_gate(call.i, call.i_type, chunk.batch, token, to));
-      const auto f = static_cast<Real>(read_gate(call.f, call.f_type, chunk.batch, token, to));
-      write_gate(call.di, call.i_type, chunk.batch, token, to,
-                 dlogi[h][t] * gate_slope(call, !call.log_space && !call.exponential, i));
-      write_gate(call.df, call.f_type, chunk.batch, token, to, dlogf[h][t] * gate_slope(call, !call.log_space, f));
-    }
-    __syncthreads();  // before the next slab is shared
+    later += __shfl_sync(0xFFFFFFFFU, suffix, 0);
   }
 }
 
@@ -350,9 +327,9 @@ template <class T>
 void launch_gate_gradients(const Call<RealOf<T>>& call, cudaStream_t stream) {
   if (call.numbers == 0) return;
   const int dqk_tiles = (call.dqk + Config<T>::width - 1) / Config<T>::width;
-  const std::int64_t groups = (call.heads + gate_heads - 1) / gate_heads;
-  launch_chained("gate_gradients", gate_gradients_kernel<RealOf<T>>, call.numbers * groups, gate_threads, 0, stream,
-                 call, dqk_tiles, call.through_parts);
+  const std::int64_t warps = call.numbers * call.heads;
+  launch_chained("gate_gradients", gate_gradients_kernel<RealOf<T>>, (warps * 32 + block_threads - 1) / block_threads,
+                 block_threads, 0, stream, call, dqk_tiles, call.through_parts);
 }
 
 #define TFLA_INSTANTIATE(T)                                                               \
