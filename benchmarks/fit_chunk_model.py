@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,14 +27,15 @@ Array = NDArray[np.float64]
 
 TILE, LONGEST = 64, 1024
 NAMES = ("flop", "square", "state", "row")
-# Matrix products per token with the state, and per column of a square with dqk and dhv: analysis::products.
-PRODUCTS = {"forward": (2, 1, 1), "training": (7, 4, 3)}
+# Matrix products per token with the state: analysis::products.
+STATE_PRODUCTS = {"forward": 2, "training": 7}
 # The variants that the plan's constants describe, and the names and types they have there.
 CONSTANTS = {
     "portable bfloat16": ("cuda_half_constants", "bfloat16 and float16"),
     "portable float32": ("cuda_float_constants", "float32 and float64"),
 }
 ITEM = {"portable bfloat16": 2, "portable float32": 4}
+WIDTH = {"portable bfloat16": 128, "portable float32": 64}  # columns of an output that a block has
 
 TEMPLATE = """\
 // Constants of the cost model for the portable CUDA kernels. benchmarks/fit_chunk_model.py --write puts those here that
@@ -45,7 +47,7 @@ namespace tfla {{
 // Seconds on a GPU that has enough to do, per head.
 struct CudaRates {{
   double flop;    // per operation of the matrix products
-  double square;  // per element of a chunk's squares: exponentials, masks, sums
+  double square;  // per gated element of a chunk's squares: exponentials, masks, sums
   double state;   // per byte of C and chunk: states on their way between kernels
   double row;     // per byte of q, k and v and token
 }};
@@ -61,14 +63,22 @@ struct CudaConstants {{
 """
 
 
+def squares(row: Row) -> tuple[float, float, float]:
+    """Products per element of the squares, by dqk and dhv, and how often it is gated: once for every part of a head."""
+    qk_parts, hv_parts = (math.ceil(row[key] / WIDTH[row["variant"]]) for key in ("dqk", "dhv"))
+    if row["operation"] == "forward":
+        return hv_parts, 1, hv_parts
+    return 2 * hv_parts + 2, 2 * qk_parts + 2, 2 * hv_parts + 2 * qk_parts
+
+
 def features(row: Row) -> list[float]:
     """What one token of one head costs, in units of each constant."""
     dqk, dhv, chunk = (float(row[key]) for key in ("dqk", "dhv", "chunk"))
     item = ITEM[row["variant"]]
-    state, square_qk, square_hv = PRODUCTS[row["operation"]]
+    square_qk, square_hv, gated = squares(row)
     square = (chunk + TILE) / 2
-    flops = 2 * (state * dqk * dhv + square * (square_qk * dqk + square_hv * dhv))
-    return [flops, square, dqk * dhv * item / chunk, (2 * dqk + dhv) * item]
+    flops = 2 * (STATE_PRODUCTS[row["operation"]] * dqk * dhv + square * (square_qk * dqk + square_hv * dhv))
+    return [flops, square * gated, dqk * dhv * item / chunk, (2 * dqk + dhv) * item]
 
 
 def least_error(costs: Array, times: Array) -> Array:
@@ -154,7 +164,7 @@ def constants(report: dict[str, Any], variant: str) -> str | None:
     """As C++, where both operations were measured."""
     name, types = CONSTANTS[variant]
     rates = report["rates"].get(variant, {})
-    if not all(operation in rates for operation in PRODUCTS):
+    if not all(operation in rates for operation in STATE_PRODUCTS):
         return None
     forward, training = (
         "{" + ", ".join(f"{rates[operation][key]:.3e}" for key in NAMES) + "}" for operation in ("forward", "training")

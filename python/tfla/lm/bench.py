@@ -10,9 +10,10 @@ import contextlib
 import gc
 import importlib
 import multiprocessing
+import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -257,6 +258,12 @@ def compare(subjects: tuple[str, ...], options: Options, say: Callable[[str], No
             continue
         say(f"{options.size} {subject}, batch {options.batch}")
         row = _attempt(subject, options)
+        if row is not None and "failed" in row and subject == "xlstm" and options.device == "cuda":
+            say(f"{options.size} {subject} fails: without LLVM's optimization of Triton kernels")
+            reason = row["failed"]
+            with _environment("DISABLE_LLVM_OPT", "1"):
+                row = _attempt(subject, options)
+            row = None if row is None else {**row, "not_optimized": reason}
         if row is not None and "failed" in row and options.compile:
             say(f"{options.size} {subject} fails under torch.compile: without it")
             reason, row = row["failed"], _attempt(subject, replace(options, compile=False))
@@ -266,6 +273,20 @@ def compare(subjects: tuple[str, ...], options: Options, say: Callable[[str], No
             return compare(subjects, replace(options, batch=options.batch // 2), say)
         rows[subject] = row or {"model": subject, "size": options.size, "failed": "out of memory"}
     return [rows[subject] for subject in subjects]
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """For the processes that are started meanwhile."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def isolated(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -7,7 +7,7 @@ namespace tfla {
 // Seconds on a GPU that has enough to do, per head.
 struct CudaRates {
   double flop;    // per operation of the matrix products
-  double square;  // per element of a chunk's squares: exponentials, masks, sums
+  double square;  // per gated element of a chunk's squares: exponentials, masks, sums
   double state;   // per byte of C and chunk: states on their way between kernels
   double row;     // per byte of q, k and v and token
 };
@@ -18,9 +18,9 @@ struct CudaConstants {
   CudaRates training;
 };
 
-// bfloat16 and float16; estimates from kernel times at one chunk size, which leave 128 the best at 128/256.
-inline constexpr CudaConstants cuda_half_constants = {{1.000e-14, 0.000e+00, 7.500e-13, 1.000e-12},
-                                                      {9.000e-15, 0.000e+00, 2.000e-12, 3.000e-12}};
+// bfloat16 and float16; fitted to times on NVIDIA H200, 2026-11-15.
+inline constexpr CudaConstants cuda_half_constants = {{2.658e-15, 1.854e-12, 3.468e-13, 1.333e-12},
+                                                      {2.533e-15, 1.953e-12, 1.735e-12, 3.583e-12}};
 // float32 and float64; estimates from kernel times at one chunk size, which leave 128 the best at 128/256.
 inline constexpr CudaConstants cuda_float_constants = {{2.000e-14, 0.000e+00, 7.500e-13, 1.000e-12},
                                                        {2.000e-14, 0.000e+00, 2.000e-12, 3.000e-12}};

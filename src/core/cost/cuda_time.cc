@@ -1,5 +1,7 @@
 #include "core/cost/cuda_time.h"
 
+#include <cmath>
+
 #include "core/cost/cuda_rates.h"
 
 namespace tfla {
@@ -7,20 +9,34 @@ namespace tfla {
 using analysis::HeadDims;
 using analysis::Pass;
 using analysis::Polynomial;
-using analysis::Products;
 
 namespace {
 
 constexpr double tile = 64;
 
-Products products_of(CudaWork work) {
-  const Products forward = analysis::products(Pass::forward, Formulation::chunkwise);
+double state_products(CudaWork work) {
+  const double forward = analysis::products(Pass::forward, Formulation::chunkwise).state;
   if (work == CudaWork::forward) return forward;
-  const Products backward = analysis::products(Pass::backward, Formulation::chunkwise);
-  return {.state = forward.state + backward.state,
-          .square_qk = forward.square_qk + backward.square_qk,
-          .square_hv = forward.square_hv + backward.square_hv};
+  return forward + analysis::products(Pass::backward, Formulation::chunkwise).state;
 }
+
+// Products per element of the squares, by head dimension, and how often an element is gated. A block has `width`
+// columns of its output, so squares are made again for every such part: S for H and dV, dP for dQ and dK.
+struct Squares {
+  double qk, hv, gated;
+
+  Squares(CudaWork work, const HeadDims& dims, double width) {
+    const double qk_parts = std::ceil(dims.dqk / width), hv_parts = std::ceil(dims.dhv / width);
+    if (work == CudaWork::forward) {
+      qk = gated = hv_parts;
+      hv = 1;
+      return;
+    }
+    qk = 2 * hv_parts + 2;
+    hv = 2 * qk_parts + 2;
+    gated = 2 * hv_parts + 2 * qk_parts;
+  }
+};
 
 }  // namespace
 
@@ -29,13 +45,13 @@ Polynomial cuda_chunk_seconds(CudaWork work, DType dtype, const HeadDims& dims) 
   const CudaConstants& constants = half ? cuda_half_constants : cuda_float_constants;
   const CudaRates& rates = work == CudaWork::forward ? constants.forward : constants.training;
   const double item = half ? 2 : 4;
-  const Products needed = products_of(work);
+  const Squares squares(work, dims, half ? 128 : 64);
   const double state = dims.dqk * dims.dhv;
-  const double square = rates.flop * 2 * (needed.square_qk * dims.dqk + needed.square_hv * dims.dhv) + rates.square;
+  const double square = rates.flop * 2 * (squares.qk * dims.dqk + squares.hv * dims.dhv) + rates.square * squares.gated;
   // Squares on and below the diagonal hold x (x + tile) / 2 elements.
   return {.constant = rates.state * state * item,
-          .linear =
-              rates.flop * 2 * needed.state * state + rates.row * (2 * dims.dqk + dims.dhv) * item + square * tile / 2,
+          .linear = rates.flop * 2 * state_products(work) * state + rates.row * (2 * dims.dqk + dims.dhv) * item +
+                    square * tile / 2,
           .quadratic = square / 2};
 }
 

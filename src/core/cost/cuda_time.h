@@ -1,6 +1,7 @@
 // The paper's runtime model with the constants of the portable CUDA kernels. They walk through a chunk in squares of 64
-// x 64 tokens and leave out those above the diagonal, so products grow with the chunk; states are stored once per
-// chunk, so their traffic falls with it. Kernels for Hopper rebuild states on the chip and are not described by this.
+// x 64 tokens and leave out those above the diagonal, so products grow with the chunk, and do so once more for every
+// part of a wide head; states are stored once per chunk, so their traffic falls with it. Kernels for Hopper rebuild
+// states on the chip and are not described by this.
 #pragma once
 
 #include <cstdint>
