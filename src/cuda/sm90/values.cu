@@ -70,24 +70,26 @@ constexpr int widest = 4;  // panels of a part: dV of 64 keys and their scores f
 int panels_of(int columns) { return (columns + panel - 1) / panel; }
 
 Maps maps_of(const Call<float>& call) {
-  const auto tokens = [&](const Rows& rows, int columns, int box) {
-    return token_map(rows, call.batch, call.tokens, call.heads, columns, box);
+  const auto tokens = [&](const Rows& rows, int columns, int box, CUtensorMapL2promotion copies) {
+    return token_map(rows, call.batch, call.tokens, call.heads, columns, box, copies);
   };
-  return {.q = tokens(call.q, call.dqk, chunk),
-          .k = tokens(call.k, call.dqk, chunk),
-          .dh = tokens(call.dh, call.dhv, half),
-          .dv = tokens(call.dv, call.dhv, half),
-          .dC = matrix_map(call.dstates, call.numbers * call.heads, call.dqk, call.padded_dhv(), half)};
+  return {.q = tokens(call.q, call.dqk, chunk, whole_rows),
+          .k = tokens(call.k, call.dqk, chunk, whole_rows),
+          .dh = tokens(call.dh, call.dhv, half, parts_of_rows),
+          .dv = tokens(call.dv, call.dhv, half, parts_of_rows),
+          .dC = matrix_map(call.dstates, call.numbers * call.heads, call.dqk, call.padded_dhv(), half, parts_of_rows)};
 }
 
 template <int Panels>
 void launch(const Call<float>& call, int parts, cudaStream_t stream) {
+  const std::int64_t tiles = call.numbers * call.heads * parts;
+  const std::int64_t blocks = std::min<std::int64_t>(tiles, multiprocessors());
   const Work work{.chunks = Chunks(call),
                   .depth = panels_of(call.dqk),
                   .parts = static_cast<unsigned>(parts),
                   .by_parts = Divider(static_cast<std::uint32_t>(parts)),
-                  .tiles = static_cast<unsigned>(call.numbers * call.heads * parts)};
-  const std::int64_t blocks = std::min<std::int64_t>(work.tiles, multiprocessors());
+                  .by_blocks = Divider(static_cast<std::uint32_t>(blocks)),
+                  .tiles = static_cast<unsigned>(tiles)};
   launch_blocks("values", values_kernel<Panels>, blocks, threads, shared_bytes, stream, maps_of(call), work);
 }
 

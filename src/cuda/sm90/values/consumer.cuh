@@ -108,11 +108,12 @@ struct Consumer {
     if constexpr (W == 0) {
       add_queries(dV, gated, 0, first.at);
       arch::products_wait<1>();
-      arch::named_wait(1, 2 * warpgroup);  // nobody reads the second half of dH
+      arch::named_wait(1, 2 * warpgroup);
       arch::products_wait<0>();
+      arch::named_wait(2, warpgroup);  // no warp reads the first half of dH
     } else {
       arch::products_wait<0>();
-      arch::named_wait(1, 2 * warpgroup);
+      arch::named_wait(1, 2 * warpgroup);  // no warp reads the second half
     }
     arch::pin(dV);
     if (my.leads_and_stays) {

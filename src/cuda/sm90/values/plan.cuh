@@ -26,11 +26,16 @@ struct Work {
   Chunks chunks;
   int depth;  // panels of 64 that dqk takes
   unsigned parts;
-  Divider by_parts;
+  Divider by_parts, by_blocks;
   unsigned tiles;
 
   __device__ __forceinline__ unsigned chunk_of(unsigned tile) const { return by_parts.quotient(tile); }
-  __device__ __forceinline__ unsigned part_of(unsigned tile) const { return tile - chunk_of(tile) * parts; }
+  // Parts in turn: the last one may be narrower, and a block with nothing but those would be early at the end.
+  __device__ __forceinline__ unsigned part_of(unsigned tile) const {
+    const unsigned first = chunk_of(tile) * parts;
+    const unsigned part = tile + by_blocks.quotient(first);
+    return part - by_parts.quotient(part) * parts;
+  }
 };
 
 // A part of `Panels` x 64 columns of dhv of a chunk and head. Parts of a chunk are neighbours and run at a time: Q and
