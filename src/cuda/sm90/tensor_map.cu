@@ -28,12 +28,13 @@ auto encoder() {
 }
 
 CUtensorMap map_of(const void* data, int rank, const cuuint64_t* sizes, const cuuint64_t* strides,
-                   const cuuint32_t* box, CUtensorMapL2promotion copies) {
+                   const cuuint32_t* box) {
   constexpr cuuint32_t steps[4] = {1, 1, 1, 1};
   CUtensorMap map;
-  const CUresult result = encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, static_cast<cuuint32_t>(rank),
-                                    const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                    CU_TENSOR_MAP_SWIZZLE_128B, copies, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, static_cast<cuuint32_t>(rank), const_cast<void*>(data), sizes,
+                strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)
     throw Unavailable("tfla: CUDA refused cuTensorMapEncodeTiled: error " + std::to_string(static_cast<int>(result)));
   return map;
@@ -53,23 +54,22 @@ bool has_map(const Rows& rows) {
 }
 
 CUtensorMap token_map(const Rows& rows, std::int64_t batch, std::int64_t tokens, std::int64_t heads,
-                      std::int64_t columns, int box_tokens, CUtensorMapL2promotion copies) {
+                      std::int64_t columns, int box_tokens) {
   const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(tokens),
                                static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(batch)};
   const cuuint64_t strides[3] = {stride_bytes(rows.token, tokens), stride_bytes(rows.head, heads),
                                  stride_bytes(rows.batch, batch)};
   const cuuint32_t box[4] = {panel, static_cast<cuuint32_t>(box_tokens), 1, 1};
-  return map_of(rows.data, 4, sizes, strides, box, copies);
+  return map_of(rows.data, 4, sizes, strides, box);
 }
 
-CUtensorMap matrix_map(const void* data, std::int64_t matrices, std::int64_t rows, std::int64_t columns, int box_rows,
-                       CUtensorMapL2promotion copies) {
+CUtensorMap matrix_map(const void* data, std::int64_t matrices, std::int64_t rows, std::int64_t columns, int box_rows) {
   const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
                                static_cast<cuuint64_t>(matrices)};
   const cuuint64_t strides[2] = {static_cast<cuuint64_t>(columns * item),
                                  static_cast<cuuint64_t>(rows * columns * item)};
   const cuuint32_t box[3] = {panel, static_cast<cuuint32_t>(box_rows), 1};
-  return map_of(data, 3, sizes, strides, box, copies);
+  return map_of(data, 3, sizes, strides, box);
 }
 
 }  // namespace tfla::cuda::sm90

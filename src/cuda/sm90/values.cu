@@ -70,14 +70,14 @@ constexpr int widest = 4;  // panels of a part: dV of 64 keys and their scores f
 int panels_of(int columns) { return (columns + panel - 1) / panel; }
 
 Maps maps_of(const Call<float>& call) {
-  const auto tokens = [&](const Rows& rows, int columns, int box, CUtensorMapL2promotion copies) {
-    return token_map(rows, call.batch, call.tokens, call.heads, columns, box, copies);
+  const auto tokens = [&](const Rows& rows, int columns, int box) {
+    return token_map(rows, call.batch, call.tokens, call.heads, columns, box);
   };
-  return {.q = tokens(call.q, call.dqk, chunk, whole_rows),
-          .k = tokens(call.k, call.dqk, chunk, whole_rows),
-          .dh = tokens(call.dh, call.dhv, half, parts_of_rows),
-          .dv = tokens(call.dv, call.dhv, half, parts_of_rows),
-          .dC = matrix_map(call.dstates, call.numbers * call.heads, call.dqk, call.padded_dhv(), half, parts_of_rows)};
+  return {.q = tokens(call.q, call.dqk, chunk),
+          .k = tokens(call.k, call.dqk, chunk),
+          .dh = tokens(call.dh, call.dhv, half),
+          .dv = tokens(call.dv, call.dhv, half),
+          .dC = matrix_map(call.dstates, call.numbers * call.heads, call.dqk, call.padded_dhv(), half)};
 }
 
 template <int Panels>
