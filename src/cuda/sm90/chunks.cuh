@@ -68,6 +68,29 @@ struct Tile {
   }
 };
 
+// Tiles that are parts of a chunk and head. Those of a chunk are neighbours and run at a time: what they have in common
+// comes from L2 for all but one of them.
+struct Parts {
+  unsigned tiles;
+  unsigned count;  // of a chunk and head
+  Divider by_count, by_blocks;
+
+  Parts(const Call<float>& call, int parts, std::int64_t blocks)
+      : tiles(static_cast<unsigned>(call.numbers * call.heads * parts)),
+        count(static_cast<unsigned>(parts)),
+        by_count(static_cast<std::uint32_t>(parts)),
+        by_blocks(static_cast<std::uint32_t>(blocks)) {}
+
+  __device__ __forceinline__ unsigned chunk_of(unsigned tile) const { return by_count.quotient(tile); }
+  // Parts in turn: the last one may be narrower, and a block with nothing but those would run ahead of its neighbours,
+  // who have the other parts of its chunks.
+  __device__ __forceinline__ unsigned part_of(unsigned tile) const {
+    const unsigned first = chunk_of(tile) * count;
+    const unsigned part = tile + by_blocks.quotient(first);
+    return part - by_count.quotient(part) * count;
+  }
+};
+
 // Where the vectors of a tile lie in shared memory, from `start` on.
 template <unsigned Start>
 struct GatePlan {

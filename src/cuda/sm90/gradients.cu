@@ -123,8 +123,8 @@ void launch_for_dhv(const Call<float>& call, cudaStream_t stream) {
 bool takes_gradients(const Call<float>& call) {
   constexpr std::int64_t most = std::numeric_limits<int>::max();
   constexpr std::int64_t most_tiles = most / 32;  // the items of the ring are counted over all of them
-  const std::int64_t parts =
-      (std::max(call.dqk, call.dhv) + widest_dqk - 1) / widest_dqk;  // of the tiles of wide heads
+  // At least as many as wide heads have.
+  const std::int64_t parts = (std::max(call.dqk, call.dhv) + widest_dqk - 1) / widest_dqk;
   return call.L == chunk && call.group == 1 && call.scale > 0 && call.all_tokens() * call.heads * parts <= most &&
          call.numbers * call.heads * parts <= most_tiles;
 }

@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(threads, 1)
           break;
         case Producer::gates:
           load_gates<Plan::Gates>(
-              work.chunks, work.tiles, [&](unsigned tile) { return work.chunk_of(tile); }, memory,
+              work.chunks, work.parts.tiles, [&](unsigned tile) { return work.parts.chunk_of(tile); }, memory,
               barriers.gates_full(), barriers.gates_empty());
           break;
       }
@@ -90,15 +90,13 @@ Maps maps_of(const Call<float>& call) {
 void launch_keys(const Call<float>& call, cudaStream_t stream) {
   static_assert(columns == Config<__nv_bfloat16>::width, "row sums come in parts of as many columns");
   const int parts = (call.dqk + columns - 1) / columns;
+  const std::int64_t blocks = std::min<std::int64_t>(call.numbers * call.heads * parts, multiprocessors());
   const Work work{.chunks = Chunks(call),
                   .row_sums = call.row_sums,
                   .column_sums = call.column_sums,
                   .outflow = call.outflow,
                   .dhv_panels = (call.dhv + panel - 1) / panel,
-                  .parts = static_cast<unsigned>(parts),
-                  .by_parts = Divider(static_cast<std::uint32_t>(parts)),
-                  .tiles = static_cast<unsigned>(call.numbers * call.heads * parts)};
-  const std::int64_t blocks = std::min<std::int64_t>(work.tiles, multiprocessors());
+                  .parts = Parts(call, parts, blocks)};
   launch_chained("keys", keys_kernel, blocks, threads, shared_bytes, stream, maps_of(call), work);
 }
 

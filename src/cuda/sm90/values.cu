@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(threads, 1)
           break;
         case Producer::gates:
           load_gates<Plan::Gates>(
-              work.chunks, work.tiles, [&](unsigned tile) { return work.chunk_of(tile); }, memory,
+              work.chunks, work.parts.tiles, [&](unsigned tile) { return work.parts.chunk_of(tile); }, memory,
               barriers.gates_full(), barriers.gates_empty());
           break;
       }
@@ -85,14 +85,8 @@ Maps maps_of(const Call<float>& call) {
 
 template <int Panels>
 void launch(const Call<float>& call, int parts, cudaStream_t stream) {
-  const std::int64_t tiles = call.numbers * call.heads * parts;
-  const std::int64_t blocks = std::min<std::int64_t>(tiles, multiprocessors());
-  const Work work{.chunks = Chunks(call),
-                  .depth = panels_of(call.dqk),
-                  .parts = static_cast<unsigned>(parts),
-                  .by_parts = Divider(static_cast<std::uint32_t>(parts)),
-                  .by_blocks = Divider(static_cast<std::uint32_t>(blocks)),
-                  .tiles = static_cast<unsigned>(tiles)};
+  const std::int64_t blocks = std::min<std::int64_t>(call.numbers * call.heads * parts, multiprocessors());
+  const Work work{.chunks = Chunks(call), .depth = panels_of(call.dqk), .parts = Parts(call, parts, blocks)};
   launch_chained("values", values_kernel<Panels>, blocks, threads, shared_bytes, stream, maps_of(call), work);
 }
 

@@ -100,7 +100,7 @@ struct Consumer {
   __device__ __forceinline__ void finish(unsigned tile, float (&dQ)[columns / 2], float (&dK)[columns / 2]) {
     const Lane<W> my;
     int2 vectors = arch::read_int2(memory + Plan::Gates::vectors);
-    vectors.x += static_cast<int>(work.part_of(tile)) * work.chunks.heads * work.chunks.all_tokens;
+    vectors.x += static_cast<int>(work.parts.part_of(tile)) * work.chunks.heads * work.chunks.all_tokens;
     scale_rows(dK, row_weights<W>(memory + Plan::Gates::c, memory + Plan::Gates::outflow));
     scale_rows(dQ, row_weights<W>(memory + Plan::Gates::u, memory + Plan::Gates::inflow));
     __syncwarp();
@@ -149,7 +149,7 @@ struct Consumer {
 
   __device__ __forceinline__ void run() {
 #pragma unroll 1
-    for (unsigned tile = blockIdx.x; tile < work.tiles; tile += gridDim.x, parity ^= 1) {
+    for (unsigned tile = blockIdx.x; tile < work.parts.tiles; tile += gridDim.x, parity ^= 1) {
       Sums sums;
 #pragma unroll 1
       for (int t = 1; t < work.dhv_panels; ++t) {

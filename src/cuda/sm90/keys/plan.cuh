@@ -30,21 +30,15 @@ struct Work {
   float* column_sums;
   float* outflow;
   int dhv_panels;  // of 64 columns
-  unsigned parts;  // of dqk
-  Divider by_parts;
-  unsigned tiles;
-
-  __device__ __forceinline__ unsigned chunk_of(unsigned tile) const { return by_parts.quotient(tile); }
-  __device__ __forceinline__ unsigned part_of(unsigned tile) const { return tile - chunk_of(tile) * parts; }
+  Parts parts;
 };
 
-// 128 columns of dqk of a chunk and head. Parts of a chunk are neighbours and run at a time: V and dH come from L2 for
-// all but one of them.
+// 128 columns of dqk of a chunk and head. All parts of it read V and dH.
 struct Part : Tile {
   int column;  // first one
 
   __device__ __forceinline__ Part(const Work& work, unsigned tile)
-      : Tile(work.chunks, work.chunk_of(tile)), column(static_cast<int>(work.part_of(tile)) * columns) {}
+      : Tile(work.chunks, work.parts.chunk_of(tile)), column(static_cast<int>(work.parts.part_of(tile)) * columns) {}
 };
 
 // A panel of 64 columns of dhv in shared memory.

@@ -126,7 +126,7 @@ struct Consumer {
   __device__ __forceinline__ void run() {
     unsigned parity = 0;
 #pragma unroll 1
-    for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x, parity ^= 1) tile(parity);
+    for (unsigned index = blockIdx.x; index < work.parts.tiles; index += gridDim.x, parity ^= 1) tile(parity);
   }
 };
 

@@ -25,28 +25,17 @@ struct Maps {
 struct Work {
   Chunks chunks;
   int depth;  // panels of 64 that dqk takes
-  unsigned parts;
-  Divider by_parts, by_blocks;
-  unsigned tiles;
-
-  __device__ __forceinline__ unsigned chunk_of(unsigned tile) const { return by_parts.quotient(tile); }
-  // Parts in turn: the last one may be narrower, and a block with nothing but those would run ahead of its neighbours,
-  // who have the other parts of its chunks.
-  __device__ __forceinline__ unsigned part_of(unsigned tile) const {
-    const unsigned first = chunk_of(tile) * parts;
-    const unsigned part = tile + by_blocks.quotient(first);
-    return part - by_parts.quotient(part) * parts;
-  }
+  Parts parts;
 };
 
-// A part of `Panels` x 64 columns of dhv of a chunk and head. Parts of a chunk are neighbours and run at a time: Q and
-// K come from L2 for all but one of them.
+// A part of `Panels` x 64 columns of dhv of a chunk and head. All parts of it read Q and K.
 template <int Panels>
 struct Part : Tile {
   int column;  // first one
 
   __device__ __forceinline__ Part(const Work& work, unsigned tile)
-      : Tile(work.chunks, work.chunk_of(tile)), column(static_cast<int>(work.part_of(tile)) * Panels * panel) {}
+      : Tile(work.chunks, work.parts.chunk_of(tile)),
+        column(static_cast<int>(work.parts.part_of(tile)) * Panels * panel) {}
 };
 
 // Items of the ring in a tile: (K_0, Q_0), dC_0, (K_1, Q_1), dC_1, ..., dH of queries 0..63, dH of queries 64..127.

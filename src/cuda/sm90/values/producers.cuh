@@ -20,7 +20,7 @@ __device__ __forceinline__ void load_ring(const Maps& maps, const Work& work, un
     arch::arrive_expecting(full, bytes);
     ring.advance();
   };
-  for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x) {
+  for (unsigned index = blockIdx.x; index < work.parts.tiles; index += gridDim.x) {
     const Part<Panels> tile(work, index);
 #pragma unroll 1
     for (int p = 0; p < work.depth; ++p) {
@@ -49,7 +49,7 @@ __device__ __forceinline__ void store_results(const Maps& maps, const Work& work
   const Barriers barriers{memory + Plan::barriers};
   int slot = 0;
   unsigned parity = 0;
-  for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x, parity ^= 1) {
+  for (unsigned index = blockIdx.x; index < work.parts.tiles; index += gridDim.x, parity ^= 1) {
     const Part<Panels> tile(work, index);
     slot += 2 * work.depth;
 #pragma unroll 1
