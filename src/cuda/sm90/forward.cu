@@ -7,6 +7,8 @@
 //   warps 4-11   outputs: two warpgroups take blocks in turn. S = Q K^T, gates, O = Q C, O += P V; H goes where Q was
 //   warps 12-15  the state: rounds C for the outputs, then adds the block's keys and values
 //
+// With dqk above 128 and dhv above 64 the state takes warps 8-15, and warps 4-7 make all outputs; warp 3 loads K.
+//
 // For training the rounded states of chunk starts go to global memory too, from where the outputs read them. Backward
 // needs them to more digits than H does, so keys go in as the sum of two bfloat16.
 //
@@ -104,7 +106,7 @@ void launch_kernel(const Call<float>& call, cudaStream_t stream) {
   maps.v = token_map(call.v, call.batch, call.tokens, call.heads, call.dhv, block_tokens);
   maps.h = token_map(call.h, call.batch, call.tokens, call.heads, call.dhv, block_tokens);
   launch_chained("forward", forward_kernel<M, N, Normalized, Keep>, std::min(shape.items, multiprocessors()), threads,
-                Space<M, N>::bytes, stream, maps, call, shape);
+                 Space<M, N>::bytes, stream, maps, call, shape);
 }
 
 template <int M, int N>

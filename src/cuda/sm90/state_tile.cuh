@@ -56,8 +56,8 @@ __device__ __forceinline__ uint32_t split(float2 x, uint32_t& rest) {
 // registers; one after the other, they are made twice.
 enum class Terms { one, two, two_in_turn };
 
-// Together: 64-row parts whose operands are made at a time. Sets: of them in registers; one is made while the others are
-// multiplied.
+// Together: 64-row parts whose operands are made at a time. Sets: of them in registers; one is made while the others
+// are multiplied.
 template <int M, int N, Terms Keys, int Together = (M > 1 ? 2 : 1), int Sets = 2>
 struct StateTile {
   static constexpr int together = Together;

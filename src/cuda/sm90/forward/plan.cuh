@@ -1,6 +1,8 @@
 // Stages `states` and `outputs` in one kernel on Hopper: what its roles share.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/arch/barrier.cuh"
 #include "cuda/arch/tma.cuh"
 #include "cuda/sm90/ring.cuh"
@@ -11,7 +13,7 @@ namespace tfla::cuda::sm90::forward {
 
 constexpr int threads = 4 * warpgroup_threads;
 
-// Who does what. A wide state, 256 x 128, takes two warpgroups, half of the rows each, which leaves one for the outputs.
+// Who does what. A wide state, 256 x 128, takes two warpgroups, half of the rows each; that leaves one for the outputs.
 template <int M, int N>
 struct Roles {
   static constexpr bool wide = M * N > 256;
@@ -26,8 +28,8 @@ struct Space : Roles<M, N> {
   static constexpr int slots = wide ? 2 : M > 2 ? 3 : 4;    // of Q, and of V with its gates
   static constexpr int k_slots = wide ? 3 : M > 2 ? 2 : 3;  // of parts of K
   static constexpr int part_panels = M / parts, part_bytes = part_panels * panel_bytes;
-  static constexpr int v_bytes = N / 64 * panel_bytes;
-  static constexpr int q_bytes = parts * part_bytes > v_bytes ? parts * part_bytes : v_bytes;  // H is staged there
+  static constexpr int k_bytes = M * panel_bytes, v_bytes = N / 64 * panel_bytes;
+  static constexpr int q_bytes = k_bytes > v_bytes ? k_bytes : v_bytes;  // H is staged there
   static constexpr int c_bytes = M * N / 64 * panel_bytes;
   // Gate vectors of a block.
   static constexpr int u = 0, c = u + 8 * block_tokens, qbar = c + 8 * block_tokens, abar = qbar + 4 * block_tokens;
