@@ -7,6 +7,8 @@
 //   warps 4-11   outputs: two warpgroups take blocks in turn. S = Q K^T, gates, O = Q C, O += P V; H goes where Q was
 //   warps 12-15  the state: rounds C for the outputs, then adds the block's keys and values
 //
+// With dqk above 128 and dhv above 64 the state takes warps 8-15, and warps 4-7 make all outputs; warp 3 loads K.
+//
 // For training the rounded states of chunk starts go to global memory too, from where the outputs read them. Backward
 // needs them to more digits than H does, so keys go in as the sum of two bfloat16.
 //
@@ -37,13 +39,14 @@ __global__ void __launch_bounds__(threads, 1)
     const auto make = [&](int offset, int count, unsigned arrivals) {
       for (int s = 0; s < count; ++s) arch::barrier_init(space + offset + 8 * s, arrivals);
     };
-    make(Space::q_full, Space::slots, 1);
-    make(Space::q_empty, Space::slots, 1);
+    make(Space::q_full, Space::slots * Space::parts, 1);
+    for (int s = 0; s < Space::slots; ++s)  // H leaves through the first part; the warps of outputs free the other one
+      for (int p = 0; p < Space::parts; ++p) make(Space::q_empty + 8 * (s * Space::parts + p), 1, p == 0 ? 1 : 4);
     make(Space::k_full, Space::k_slots, 1);
-    make(Space::k_empty, Space::k_slots, 8);  // four warps of outputs, four of the state
+    make(Space::k_empty, Space::k_slots, 8);  // four warps of outputs, four of a state
     make(Space::v_full, Space::slots, 1 + 32);
-    make(Space::v_empty, Space::slots, 8);
-    make(Space::c_full, 2, 4);
+    make(Space::v_empty, Space::slots, 4 + 4 * Space::carriers);
+    make(Space::c_full, Space::outputs, 4 * Space::carriers);
     make(Space::c_empty, 1, Keep ? 5 : 4);
     arch::barriers_ready();
   }
@@ -55,18 +58,28 @@ __global__ void __launch_bounds__(threads, 1)
   if (warpgroup == 0) {
     arch::fewer_registers<Registers::movers>();
     const Movers<M, N, Normalized, Keep> movers{block};
-    if (threadIdx.x == 0) movers.load_tokens();
+    if (Space::wide) {
+      if (threadIdx.x == 0) movers.template load_tokens<false, true>();
+      if (threadIdx.x == 96) movers.template load_tokens<true, false>();
+    } else {
+      if (threadIdx.x == 0) movers.template load_tokens<true, true>();
+    }
     if (warp == 1) movers.load_gates();
-    if (warp >= 2) movers.store_outputs(warp - 2);
+    if (warp >= 2 && warp < 2 + Space::outputs) movers.store_outputs(warp - 2);
   } else if (warpgroup == 1) {
     arch::more_registers<Registers::outputs>();
     Outputs<M, N, Normalized, Keep>{block}.template make<0>();
   } else if (warpgroup == 2) {
-    arch::more_registers<Registers::outputs>();
-    Outputs<M, N, Normalized, Keep>{block}.template make<1>();
+    if constexpr (Space::wide) {
+      arch::more_registers<Registers::state>();
+      Carrier<M, N, Normalized, Keep>{block}.template carry<0>();
+    } else {
+      arch::more_registers<Registers::outputs>();
+      Outputs<M, N, Normalized, Keep>{block}.template make<1>();
+    }
   } else {
     arch::more_registers<Registers::state>();
-    Carrier<M, N, Normalized, Keep>{block}.carry();
+    Carrier<M, N, Normalized, Keep>{block}.template carry<Space::carriers - 1>();
   }
 }
 
@@ -93,7 +106,7 @@ void launch_kernel(const Call<float>& call, cudaStream_t stream) {
   maps.v = token_map(call.v, call.batch, call.tokens, call.heads, call.dhv, block_tokens);
   maps.h = token_map(call.h, call.batch, call.tokens, call.heads, call.dhv, block_tokens);
   launch_chained("forward", forward_kernel<M, N, Normalized, Keep>, std::min(shape.items, multiprocessors()), threads,
-                Space<M, N>::bytes, stream, maps, call, shape);
+                 Space<M, N>::bytes, stream, maps, call, shape);
 }
 
 template <int M, int N>
@@ -108,6 +121,9 @@ void launch(const Call<float>& call, cudaStream_t stream) {
 
 void launch_forward(const Call<float>& call, cudaStream_t stream) {
   launch_segment_starts(call, stream);
+  if (call.dqk > 128 && call.dhv > 64 && call.kept_chunk == 0)
+    return call.normalized ? launch_kernel<4, 128, true, false>(call, stream)
+                           : launch_kernel<4, 128, false, false>(call, stream);
   if (call.dqk > 128) return launch<4, 64>(call, stream);
   if (call.dqk > 64) return call.dhv > 64 ? launch<2, 128>(call, stream) : launch<2, 64>(call, stream);
   return call.dhv > 64 ? launch<1, 128>(call, stream) : launch<1, 64>(call, stream);

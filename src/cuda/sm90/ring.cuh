@@ -16,6 +16,11 @@ struct Ring {
       phase ^= 1;
     }
   }
+  __device__ __forceinline__ Ring after(int by) const {
+    Ring later = *this;
+    later.advance(by);
+    return later;
+  }
 };
 
 }  // namespace tfla::cuda::sm90

@@ -56,9 +56,11 @@ __device__ __forceinline__ uint32_t split(float2 x, uint32_t& rest) {
 // registers; one after the other, they are made twice.
 enum class Terms { one, two, two_in_turn };
 
-template <int M, int N, Terms Keys>
+// Together: 64-row parts whose operands are made at a time. Sets: of them in registers; one is made while the others
+// are multiplied.
+template <int M, int N, Terms Keys, int Together = (M > 1 ? 2 : 1), int Sets = 2>
 struct StateTile {
-  static constexpr int together = M > 1 ? 2 : 1;  // 64-row parts whose operands are in registers at a time
+  static constexpr int together = Together;
   float c[M][N / 2];
 
   struct Weighted {
@@ -87,16 +89,16 @@ struct StateTile {
     for (int m = 0; m < M; ++m) arch::pin(c[m]);
   }
 
-  // Rounded, into panels of 64 columns by 64 M rows.
-  __device__ __forceinline__ void publish(unsigned panels, const Lane& at) {
+  // Rounded, into panels of 64 columns by 64 M rows, or into those rows of larger ones.
+  __device__ __forceinline__ void publish(unsigned panels, const Lane& at, int panel_step = M * panel_bytes) {
 #pragma unroll
     for (int m = 0; m < M; ++m)
 #pragma unroll
       for (int n = 0; n < N / 16; ++n) {
         const float* x = c[m] + 8 * n;
         const auto pack = [&](int e) { return arch::pack(float2{x[e], x[e + 1]}, __nv_bfloat16{}); };
-        arch::store_tiles((panels + n / 4 * (M * panel_bytes) + m * panel_bytes + at.tile_row()) ^ (n % 4 * 32),
-                          pack(0), pack(2), pack(4), pack(6));
+        arch::store_tiles((panels + n / 4 * panel_step + m * panel_bytes + at.tile_row()) ^ (n % 4 * 32), pack(0),
+                          pack(2), pack(4), pack(6));
       }
   }
 
@@ -122,7 +124,7 @@ struct StateTile {
   // weight X over this thread's tokens go to n. The products are under way on return.
   template <class Weight>
   __device__ __forceinline__ void add(unsigned x, unsigned y, const Lane& at, const Weight& weight, float (&n)[M][2]) {
-    Weighted parts[2];  // one is made while the other is multiplied
+    Weighted parts[Sets];
     constexpr int turns = Keys == Terms::two_in_turn ? 2 : 1;
     constexpr int groups = M / together, steps = block_tokens / 16 * groups * turns;
     const std::uint64_t values = arch::tile_descriptor(y, panel_bytes);
@@ -130,8 +132,8 @@ struct StateTile {
 #pragma unroll
     for (int s = 0; s < steps; ++s) {
       const int k = s / turns / groups, first = s / turns % groups * together;
-      Weighted& part = parts[s % 2];
-      if (s >= 2) arch::products_wait<1>();  // the products that read these registers are done
+      Weighted& part = parts[s % Sets];
+      if (s >= Sets) arch::products_wait<Sets - 1>();  // the products that read these registers are done
       load(part, s % turns == 1, x + first * panel_bytes + k * 16 * 128 + at.transposed_row(), weight(16 * k + at.pair),
            weight(16 * k + 8 + at.pair), n, first);
       arch::products_begin();

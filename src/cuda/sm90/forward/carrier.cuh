@@ -18,53 +18,57 @@ struct Carrier : Block<M, N, Normalized, Keep> {
   using typename Base::Space;
   using typename Base::Tile;
 
+  static constexpr int own = Space::part_panels;  // 64-row panels of the state that this warpgroup has
+
+  template <int Which>
   __device__ void carry() const {
     const Lane lane;
     Slots ring;
-    KeySlots k;
+    KeySlots k(Which);
     unsigned turn = 0;  // parity of the block: whose outputs it goes to, and the phase of the state's buffer
     each_item([&](const Item& it) {
       Tile tile;
-      float n[M][2];
-      start(it, lane, tile, n);
+      float n[own][2];
+      start<Which>(it, lane, tile, n);
 #pragma unroll 1
-      for (int block = it.low; block < it.high; ++block, k.advance(), ring.advance(), turn ^= 1) {
+      for (int block = it.low; block < it.high; ++block, k.advance(Space::parts), ring.advance(), turn ^= 1) {
         arch::wait(at(Space::c_empty), turn ^ 1);
-        tile.publish(at(Space::state), lane);
-        if (Normalized || Keep) publish_n(turn, lane, n);
+        tile.publish(at(Space::state) + Which * Space::part_bytes, lane, M * panel_bytes);
+        const int reader = Space::outputs == 2 ? static_cast<int>(turn) : 0;
+        if (Normalized || Keep) publish_n(reader, Which, lane, n);
         arch::writes_before_copies();
         __syncwarp();
-        if (lane.lane == 0) arch::arrive(at(Space::c_full, static_cast<int>(turn)));
+        if (lane.lane == 0) arch::arrive(at(Space::c_full, reader));
         arch::wait(at(Space::k_full, k.slot), k.phase);
         arch::wait(at(Space::v_full, ring.slot), ring.phase);
         const unsigned gates = at(Space::gates, ring.slot, Space::gate_bytes);
         const float decay = arch::read_float(gates + Space::decay);
         tile.scale(decay);
 #pragma unroll
-        for (int m = 0; m < M; ++m) {
+        for (int m = 0; m < own; ++m) {
           n[m][0] *= decay;
           n[m][1] *= decay;
         }
         tile.add(
-            at(Space::k, k.slot, Space::k_bytes), at(Space::v, ring.slot, Space::v_bytes), lane,
+            at(Space::k, k.slot, Space::part_bytes), at(Space::v, ring.slot, Space::v_bytes), lane,
             [&](int t) { return arch::read_float2(gates + Space::abar + 4 * t); }, n);
         if (lane.lane == 0) arch::arrive(at(Space::k_empty, k.slot));
         arch::products_wait<0>();
         tile.hold();
         if (lane.lane == 0) arch::arrive(at(Space::v_empty, ring.slot));
       }
-      finish(it, lane, tile, n);
+      finish<Which>(it, lane, tile, n);
     });
   }
 
  private:
   // In the order in which the lanes of a product read it: rows 2 i, 2 i + 1, 2 i + 8, 2 i + 9 of every 16.
-  __device__ __forceinline__ void publish_n(unsigned turn, const Lane& lane, const float (&n)[M][2]) const {
+  __device__ __forceinline__ void publish_n(int reader, int which, const Lane& lane, const float (&n)[own][2]) const {
     const int part = lane.pair / 2, k = lane.lane / 4;
-    const unsigned to = at(Space::n, static_cast<int>(turn), Space::n_bytes) + part * Space::n_part + lane.warp * 32 +
-                        k / 2 * 8 + k % 2 * 2;
+    const unsigned to = at(Space::n, reader, Space::n_bytes) + part * Space::n_part + which * (128 * own) +
+                        lane.warp * 32 + k / 2 * 8 + k % 2 * 2;
 #pragma unroll
-    for (int m = 0; m < M; ++m)
+    for (int m = 0; m < own; ++m)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         float rest = over_row(n[m][h]);
@@ -74,9 +78,10 @@ struct Carrier : Block<M, N, Normalized, Keep> {
       }
   }
 
-  template <class Move>
+  template <int Which, class Move>
   __device__ void each_inside(const Item& it, const Lane& lane, Tile& tile, const Move& move) const {
     tile.each(lane, [&](int r, int c, float& value, float& next) {
+      r += Which * 64 * own;
       if (r >= call.dqk) return;
       if (it.tile * N + c < call.dhv) move(r, it.tile * N + c, value);
       if (it.tile * N + c + 1 < call.dhv) move(r, it.tile * N + c + 1, next);
@@ -84,9 +89,10 @@ struct Carrier : Block<M, N, Normalized, Keep> {
   }
 
   // From the totals of the segments before, or the initial state.
-  __device__ void start(const Item& it, const Lane& lane, Tile& tile, float (&n)[M][2]) const {
+  template <int Which>
+  __device__ void start(const Item& it, const Lane& lane, Tile& tile, float (&n)[own][2]) const {
 #pragma unroll
-    for (int m = 0; m < M; ++m) {
+    for (int m = 0; m < own; ++m) {
       n[m][0] = n[m][1] = 0;
 #pragma unroll
       for (float& x : tile.c[m]) x = 0;
@@ -106,27 +112,28 @@ struct Carrier : Block<M, N, Normalized, Keep> {
       row = call.padded_dhv();
     }
     if (C == nullptr) return;
-    each_inside(it, lane, tile, [&](int r, int c, float& value) { value = C[r * row + c]; });
+    each_inside<Which>(it, lane, tile, [&](int r, int c, float& value) { value = C[r * row + c]; });
     if (lane.pair != 0) return;  // one lane of a quad has n, the others begin at zero
 #pragma unroll
-    for (int m = 0; m < M; ++m)
+    for (int m = 0; m < own; ++m)
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        if (64 * m + lane.row + 8 * h < call.dqk) n[m][h] = n0[64 * m + lane.row + 8 * h];
+        if (const int row = 64 * (Which * own + m) + lane.row + 8 * h; row < call.dqk) n[m][h] = n0[row];
   }
 
-  __device__ void finish(const Item& it, const Lane& lane, Tile& tile, const float (&n)[M][2]) const {
+  template <int Which>
+  __device__ void finish(const Item& it, const Lane& lane, Tile& tile, const float (&n)[own][2]) const {
     if (call.C_last.data == nullptr || it.high != it.chunks) return;
     float* C = static_cast<float*>(call.C_last.data) + it.sequence * call.C_last.sequence + it.head * call.C_last.head;
-    each_inside(it, lane, tile, [&](int r, int c, float& value) { C[r * call.C_last.row + c] = value; });
+    each_inside<Which>(it, lane, tile, [&](int r, int c, float& value) { C[r * call.C_last.row + c] = value; });
     if (it.tile != 0) return;
     float* to = static_cast<float*>(call.n_last.data) + it.sequence * call.n_last.sequence + it.head * call.n_last.head;
 #pragma unroll
-    for (int m = 0; m < M; ++m)
+    for (int m = 0; m < own; ++m)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float sum = over_row(n[m][h]);
-        const int row = 64 * m + lane.row + 8 * h;
+        const int row = 64 * (Which * own + m) + lane.row + 8 * h;
         if (lane.pair == 0 && row < call.dqk) to[row] = sum;
       }
   }

@@ -22,13 +22,16 @@ struct Movers : Block<M, N, Normalized, Keep> {
   using typename Base::Slots;
   using typename Base::Space;
 
+  // Wide states: K by one thread, Q and V by another. K's ring has less room than theirs, and one that waits for it
+  // would hold them up.
+  template <bool Keys, bool Others>
   __device__ void load_tokens() const {
     Slots ring;
     KeySlots k;
     each_item([&](const Item& it) {
       const int qk_head = it.head / call.group;
 #pragma unroll 1
-      for (int block = it.low; block < it.high; ++block, ring.advance(), k.advance()) {
+      for (int block = it.low; block < it.high; ++block, ring.advance(), k.advance(Space::parts)) {
         const int token = block * block_tokens;
         const auto load = [&](const CUtensorMap& map, int to, unsigned full, int panels, int column, int head) {
           arch::arrive_expecting(full, panels * panel_bytes);
@@ -36,12 +39,25 @@ struct Movers : Block<M, N, Normalized, Keep> {
           for (int p = 0; p < panels; ++p)
             arch::load_box(space + to + p * panel_bytes, &map, full, column + p * panel, token, head, it.sequence);
         };
-        arch::wait(at(Space::k_empty, k.slot), k.phase ^ 1);
-        load(maps.k, Space::k + k.slot * Space::k_bytes, at(Space::k_full, k.slot), M, 0, qk_head);
+        constexpr int parts = Space::parts, part_columns = Space::part_panels * panel;
+        if (Keys)
+#pragma unroll
+          for (int p = 0; p < parts; ++p) {
+            const KeySlots part = k.after(p);
+            arch::wait(at(Space::k_empty, part.slot), part.phase ^ 1);
+            load(maps.k, Space::k + part.slot * Space::part_bytes, at(Space::k_full, part.slot), Space::part_panels,
+                 p * part_columns, qk_head);
+          }
+        if (!Others) continue;
         arch::wait(at(Space::v_empty, ring.slot), ring.phase ^ 1);
         load(maps.v, Space::v + ring.slot * Space::v_bytes, at(Space::v_full, ring.slot), N / 64, it.tile * N, it.head);
-        arch::wait(at(Space::q_empty, ring.slot), ring.phase ^ 1);
-        load(maps.q, Space::q + ring.slot * Space::q_bytes, at(Space::q_full, ring.slot), M, 0, qk_head);
+#pragma unroll
+        for (int p = parts - 1; p >= 0; --p) {
+          const int part = ring.slot * parts + p;
+          arch::wait(at(Space::q_empty, part), ring.phase ^ 1);
+          load(maps.q, Space::q + ring.slot * Space::q_bytes + p * Space::part_bytes, at(Space::q_full, part),
+               Space::part_panels, p * part_columns, qk_head);
+        }
       }
     });
   }
@@ -101,8 +117,8 @@ struct Movers : Block<M, N, Normalized, Keep> {
       }
       if (lane == 0) arch::wait_stores_read<0>();
       __syncwarp();
-      if (lane == 0) arch::arrive(at(Space::q_empty, ring.slot));
-      ring.advance(2);
+      if (lane == 0) arch::arrive(at(Space::q_empty, ring.slot * Space::parts));
+      ring.advance(Space::outputs);
     });
     if (lane == 0) arch::wait_stores<0>();
   }

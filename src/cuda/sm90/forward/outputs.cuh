@@ -26,12 +26,12 @@ struct Outputs : Block<M, N, Normalized, Keep> {
   __device__ void make() const {
     const Lane lane;
     Slots ring(Warpgroup);
-    KeySlots k(Warpgroup);
+    KeySlots k(Warpgroup * Space::parts);
     unsigned c_phase = 0;
     each_block(Warpgroup, [&](const Item& /*it*/, int /*block*/) {
       output_block<Warpgroup>(lane, ring, k, c_phase);
-      ring.advance(2);
-      k.advance(2);
+      ring.advance(Space::outputs);
+      k.advance(Space::outputs * Space::parts);
       c_phase ^= 1;
     });
   }
@@ -40,19 +40,29 @@ struct Outputs : Block<M, N, Normalized, Keep> {
   template <int Warpgroup>
   __device__ __forceinline__ void output_block(const Lane& lane, const Slots& ring, const KeySlots& k,
                                                unsigned c_phase) const {
-    const unsigned q_tile = at(Space::q, ring.slot, Space::q_bytes), k_tile = at(Space::k, k.slot, Space::k_bytes);
+    constexpr int parts = Space::parts;
+    const unsigned q_tile = at(Space::q, ring.slot, Space::q_bytes);
     const unsigned gates = at(Space::gates, ring.slot, Space::gate_bytes);
     float s[32], o[N / 2];
 
-    arch::wait(at(Space::q_full, ring.slot), ring.phase);
-    arch::wait(at(Space::k_full, k.slot), k.phase);
-    const std::uint64_t q_rows = arch::tile_descriptor(q_tile), k_rows = arch::tile_descriptor(k_tile);
+#pragma unroll
+    for (int p = 0; p < parts; ++p) {
+      const KeySlots part = k.after(p);
+      arch::wait(at(Space::q_full, ring.slot * parts + p), ring.phase);
+      arch::wait(at(Space::k_full, part.slot), part.phase);
+    }
+    const std::uint64_t q_rows = arch::tile_descriptor(q_tile);
     arch::products_begin();
 #pragma unroll
-    for (int d = 0; d < 4 * M; ++d) {
-      constexpr int panel_step = panel_bytes / 16, depth_step = 32 / 16;
-      const int offset = d / 4 * panel_step + d % 4 * depth_step;
-      arch::multiply<__nv_bfloat16, depth, depth>(s, q_rows + offset, k_rows + offset, d > 0);
+    for (int p = 0; p < parts; ++p) {
+      const std::uint64_t k_rows = arch::tile_descriptor(at(Space::k, k.after(p).slot, Space::part_bytes));
+#pragma unroll
+      for (int d = 0; d < 4 * Space::part_panels; ++d) {
+        constexpr int panel_step = panel_bytes / 16, depth_step = 32 / 16;
+        const int offset = d / 4 * panel_step + d % 4 * depth_step;
+        arch::multiply<__nv_bfloat16, depth, depth>(s, q_rows + p * (Space::part_bytes / 16) + offset, k_rows + offset,
+                                                    p + d > 0);
+      }
     }
     arch::products_commit();
     arch::wait(at(Space::v_full, ring.slot), ring.phase);
@@ -63,7 +73,9 @@ struct Outputs : Block<M, N, Normalized, Keep> {
     }
     arch::products_wait<0>();
     arch::pin(s);
-    if (lane.lane == 0) arch::arrive(at(Space::k_empty, k.slot));
+#pragma unroll
+    for (int p = 0; p < parts; ++p)
+      if (lane.lane == 0) arch::arrive(at(Space::k_empty, k.after(p).slot));
     float sums[2] = {0, 0};
     gate_scores(s, u, gates, lane, sums);
 
@@ -82,6 +94,9 @@ struct Outputs : Block<M, N, Normalized, Keep> {
     arch::products_wait<0>();
     arch::pin(o);
     if (lane.lane == 0) arch::arrive(at(Space::c_empty));
+#pragma unroll
+    for (int p = 1; p < parts; ++p)
+      if (lane.lane == 0) arch::arrive(at(Space::q_empty, ring.slot * parts + p));
 
     // What a row is multiplied by: scale / den, in the part of the state times qbar.
     float factor[2], weight[2];

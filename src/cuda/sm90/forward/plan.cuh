@@ -1,6 +1,8 @@
 // Stages `states` and `outputs` in one kernel on Hopper: what its roles share.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/arch/barrier.cuh"
 #include "cuda/arch/tma.cuh"
 #include "cuda/sm90/ring.cuh"
@@ -11,10 +13,21 @@ namespace tfla::cuda::sm90::forward {
 
 constexpr int threads = 4 * warpgroup_threads;
 
+// Who does what. A wide state, 256 x 128, takes two warpgroups, half of the rows each; that leaves one for the outputs.
+template <int M, int N>
+struct Roles {
+  static constexpr bool wide = M * N > 256;
+  static constexpr int outputs = wide ? 1 : 2, carriers = wide ? 2 : 1;  // warpgroups
+  static constexpr int parts = carriers;  // Q and K of a block come and go in as many: each carrier has its own of K
+};
+
 // Shared memory, in bytes from a 1,024-byte boundary. M: 64-column panels of Q and K.
 template <int M, int N>
-struct Space {
-  static constexpr int slots = M > 2 ? 3 : 4, k_slots = M > 2 ? 2 : 3;  // of Q and of V with its gates; of K
+struct Space : Roles<M, N> {
+  using Roles<M, N>::wide, Roles<M, N>::parts;
+  static constexpr int slots = wide ? 2 : M > 2 ? 3 : 4;    // of Q, and of V with its gates
+  static constexpr int k_slots = wide ? 3 : M > 2 ? 2 : 3;  // of parts of K
+  static constexpr int part_panels = M / parts, part_bytes = part_panels * panel_bytes;
   static constexpr int k_bytes = M * panel_bytes, v_bytes = N / 64 * panel_bytes;
   static constexpr int q_bytes = k_bytes > v_bytes ? k_bytes : v_bytes;  // H is staged there
   static constexpr int c_bytes = M * N / 64 * panel_bytes;
@@ -22,13 +35,13 @@ struct Space {
   static constexpr int u = 0, c = u + 8 * block_tokens, qbar = c + 8 * block_tokens, abar = qbar + 4 * block_tokens;
   static constexpr int floor = abar + 4 * block_tokens, decay = floor + 4 * block_tokens, gate_bytes = decay + 16;
 
-  static constexpr int q = 0, k = q + slots * q_bytes, v = k + k_slots * k_bytes, state = v + slots * v_bytes;
-  static constexpr int n = state + c_bytes, n_part = 2 * 64 * M, n_bytes = 3 * n_part;  // twice
-  static constexpr int gates = n + 2 * n_bytes, rows = gates + slots * gate_bytes;
+  static constexpr int q = 0, k = q + slots * q_bytes, v = k + k_slots * part_bytes, state = v + slots * v_bytes;
+  static constexpr int n = state + c_bytes, n_part = 2 * 64 * M, n_bytes = 3 * n_part;  // for each warpgroup of outputs
+  static constexpr int gates = n + Roles<M, N>::outputs * n_bytes, rows = gates + slots * gate_bytes;
   static constexpr int inverse = 0, slope = 4 * block_tokens, row_bytes = 8 * block_tokens;  // 1 / den and its slope
   static constexpr int barriers = rows + slots * row_bytes;
-  static constexpr int q_full = barriers, q_empty = q_full + 8 * slots;
-  static constexpr int k_full = q_empty + 8 * slots, k_empty = k_full + 8 * k_slots;
+  static constexpr int q_full = barriers, q_empty = q_full + 8 * slots * parts;
+  static constexpr int k_full = q_empty + 8 * slots * parts, k_empty = k_full + 8 * k_slots;
   static constexpr int v_full = k_empty + 8 * k_slots, v_empty = v_full + 8 * slots;
   static constexpr int c_full = v_empty + 8 * slots, c_empty = c_full + 16;  // c_full: one per outputs' warpgroup
   static constexpr int bytes = c_empty + 8 + 1024;
@@ -37,9 +50,10 @@ struct Space {
 // Of a thread, by what it does: 512 for one thread of each warpgroup. Found by trial, so that nothing spills.
 template <int M, int N, bool Normalized>
 struct Registers {
-  static constexpr int outputs = N == 64 ? (Normalized ? 136 : 144) : M == 1 ? 160 : 144;
-  static constexpr int state = N == 64 ? (Normalized ? 200 : 184) : M == 1 ? 152 : 184;
-  static constexpr int movers = 512 - 2 * outputs - state;
+  using Roles = forward::Roles<M, N>;
+  static constexpr int outputs = Roles::wide ? 144 : N == 64 ? (Normalized ? 136 : 144) : M == 1 ? 160 : 144;
+  static constexpr int state = Roles::wide ? 168 : N == 64 ? (Normalized ? 200 : 184) : M == 1 ? 152 : 184;
+  static constexpr int movers = 512 - Roles::outputs * outputs - Roles::carriers * state;
 };
 
 struct Maps {
@@ -73,10 +87,12 @@ struct Item {
 template <int M, int N, bool Normalized, bool Keep>
 struct Block {
   using Space = forward::Space<M, N>;
-  using Tile = StateTile<M, N, Keep ? Terms::two_in_turn : Terms::one>;
+  static constexpr auto terms = Keep ? Terms::two_in_turn : Terms::one;
+  using Tile = std::conditional_t<Space::wide, StateTile<M / 2, N, terms, 1, 3>, StateTile<M, N, terms>>;
   static constexpr auto depth = arch::Major::depth, across = arch::Major::across;
   using Slots = Ring<Space::slots>;  // of Q and of V, which go round together
   using KeySlots = Ring<Space::k_slots>;
+  static_assert(!(Space::wide && Keep), "a wide state is not kept");
 
   const Call<float>& call;
   const Maps& maps;
@@ -93,13 +109,15 @@ struct Block {
     }
   }
 
-  // The blocks of one warpgroup of outputs: every other one, counted over all items.
+  // The blocks of one warpgroup of outputs: all, or every other one, counted over all items.
   template <class Work>
   __device__ void each_block(int warpgroup, const Work& work) const {
     int turn = 0;
     each_item([&](const Item& it) {
 #pragma unroll 1
-      for (int block = it.low + ((warpgroup ^ turn) & 1); block < it.high; block += 2) work(it, block);
+      for (int block = it.low + (Space::outputs == 2 ? (warpgroup ^ turn) & 1 : 0); block < it.high;
+           block += Space::outputs)
+        work(it, block);
       turn += it.high - it.low;
     });
   }
