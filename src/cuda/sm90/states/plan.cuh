@@ -10,7 +10,7 @@
 
 namespace tfla::cuda::sm90::states {
 
-// The states themselves; the totals of segments, from which they start; the same to the digits that forward needs for H.
+// The states themselves; the totals of segments, from which they start; the same to the digits that H shows.
 enum class Pass { proper, totals, rough_totals };
 
 constexpr int warpgroups = 2;
