@@ -25,8 +25,8 @@ void launch_blocks(const char* name, Kernel kernel, std::int64_t blocks, int thr
   check_launch(name);
 }
 
-// The same for kernels that begin with arch::after_previous_kernel: their blocks may come onto the GPU before the kernel
-// before them is done, so that it costs no time to start them.
+// The same for kernels that begin with arch::after_previous_kernel: their blocks may come onto the GPU before the
+// kernel before them is done, so that it costs no time to start them.
 template <class Kernel, class... Args>
 void launch_chained(const char* name, Kernel kernel, std::int64_t blocks, int threads, int shared_bytes,
                     cudaStream_t stream, const Args&... args) {

@@ -105,7 +105,7 @@ void launch(const Call<float>& call, cudaStream_t stream) {
   const Work work = work_of(call);
   const std::int64_t blocks = std::min<std::int64_t>(work.tiles, multiprocessors());
   launch_chained("gradients", gradients_kernel<Size>, blocks, threads, shared_bytes<Size>, stream,
-                maps_of(call, Size::dqk), work);
+                 maps_of(call, Size::dqk), work);
 }
 
 template <int Dqk>

@@ -78,7 +78,7 @@ void launch_pass(const Call<float>& call, cudaStream_t stream) {
   if (Which == Pass::proper) maps.stored = map_of(reverse ? call.dstates : call.states);
   if (Which == Pass::proper && reverse) maps.c = map_of(call.states);
   launch_chained("states", states_kernel<Direction, Which, M, N>, std::min(shape.items, multiprocessors()), threads,
-                Space<Direction, M, N>::bytes, stream, maps, call, shape);
+                 Space<Direction, M, N>::bytes, stream, maps, call, shape);
 }
 
 // Which: totals alone, with the states they add up to, or what comes after.
