@@ -425,20 +425,21 @@ __global__ void __launch_bounds__(block_threads) segment_scan_kernel(Call<typena
       }
     }
   };
-  const unsigned columns = call.padded_dhv(), matrix = call.dqk * columns;
-  const unsigned step = parts * block_threads;
-  for (unsigned element = blockIdx.x % parts * block_threads + threadIdx.x; element < matrix + call.dqk;
+  const std::int64_t columns = call.padded_dhv(), matrix = call.dqk * columns;
+  const std::int64_t step = static_cast<std::int64_t>(parts) * block_threads;
+  for (std::int64_t element = blockIdx.x % parts * block_threads + threadIdx.x; element < matrix + call.dqk;
        element += step) {
     if (element >= matrix) {
-      const unsigned r = element - matrix;
+      const std::int64_t r = element - matrix;
       Norm first = 0;
       if (flow.from_n().data != nullptr) first = state_element<Real>(flow.from_n(), sequence, head, 0, r);
       scan(first, [&](int index) -> Norm& { return segment_norm<T>(call, sequence, head, index)[r]; });
     } else {
-      const unsigned r = element / columns, c = element % columns;
       Real first = 0;
-      if (c < call.dhv && flow.from_C().data != nullptr)
-        first = state_element<Real>(flow.from_C(), sequence, head, r, c);
+      if (flow.from_C().data != nullptr) {
+        const std::int64_t r = element / columns, c = element % columns;
+        if (c < call.dhv) first = state_element<Real>(flow.from_C(), sequence, head, r, c);
+      }
       scan(first, [&](int index) -> Real& { return segment_state(call, sequence, head, index)[element]; });
     }
   }
