@@ -21,6 +21,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,19 +184,28 @@ def ablations(options: argparse.Namespace, results: Results) -> None:
 
 
 def steps(options: argparse.Namespace, results: Results) -> None:
+    """One model after the other, each kept when it is done. Where one does not fit, all get its batch."""
     import torch
 
     from tfla.lm import bench
 
+    models = tuple(options.models.split(","))
     for size in options.sizes.split(","):
-        name = f"{size}, batch {options.batch or 8}, {options.models}{', fused' if options.fuse else ''}"
-        if results.has("steps", name):
-            continue
         setting = bench.Options(
             size, batch=options.batch or 8, context=options.context or 8192, steps=options.steps or 3,
             compile=options.compile, fuse=options.fuse, device="cuda" if torch.cuda.is_available() else "cpu",
         )  # fmt: skip
-        results.add("steps", name, bench.compare(tuple(options.models.split(",")), setting, say))
+        while True:
+            name = f"{size}, batch {setting.batch}{', fused' if options.fuse else ''}"
+            rows = results.content.get("steps", {}).get("runs", {}).get(name, [])
+            left = [model for model in models if model not in {row["model"] for row in rows}]
+            if not left:
+                break
+            row = bench.compare((left[0],), setting, say)[0]
+            if row.get("batch", setting.batch) < setting.batch:
+                setting = replace(setting, batch=row["batch"])
+            else:
+                results.add("steps", name, [*rows, row])
 
 
 def main() -> None:
@@ -215,7 +225,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="training steps (gates 500, ablations 300) or timed steps (3)")
     parser.add_argument("--time-limit", type=float, help="seconds of one run, after which it stops where it is")
     parser.add_argument("--sizes", default="1.4b,400m,160m", help="of steps")
-    parser.add_argument("--models", default="exp,sigmoid,xlstm,transformer", help="of steps")
+    parser.add_argument("--models", default="exp,sigmoid,transformer,xlstm", help="of steps")
     parser.add_argument("--batch", type=int, help="sequences: gates 8, ablations 32, steps 8, halved where it must be")
     parser.add_argument("--context", type=int, help="tokens of a sequence: gates 4096, ablations 1024, steps 8192")
     parser.add_argument("--fuse", action="store_true", help="of steps: one product for projections of the same input")
