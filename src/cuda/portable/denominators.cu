@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(block_threads) denominators_kernel(Call<typena
     const int t = base + lane;
     const bool valid = t < chunk.length;
     double log_f = 0, log_i = -INFINITY;
-    if (valid) log_gates(call, chunk.batch, chunk.token + t, head, log_f, log_i);
+    if (valid) log_gates<GateWork<T>>(call, chunk.batch, chunk.token + t, head, log_f, log_i);
     const double b = warp_scan(log_f, [](double x, double y) { return x + y; });
     const double top = warp_scan(log_i - b, [](double x, double y) { return fmax(x, y); });
     const double m = call.exponential ? b + fmax(m_above, top) : 0.0;

@@ -50,10 +50,14 @@ __device__ __forceinline__ Work log_sigmoid(Work x) {
 // and keeps sums finite.
 inline constexpr double least_log_forget = -3e4;
 
-// log f and log i of a token. NaN stays. Work: float, which is enough for 16-bit tensors, or double.
+// The type in which gates of tensors of type T are worked on: float is enough for 16 bits.
+template <class T>
+using GateWork = std::conditional_t<is_16_bit<T>, float, double>;
+
+// log f and log i of a token. NaN stays.
 template <class Work, class Real>
-__device__ __forceinline__ void log_gates_in(const Call<Real>& call, int batch, std::int64_t token, int head, double& f,
-                                             double& i) {
+__device__ __forceinline__ void log_gates(const Call<Real>& call, int batch, std::int64_t token, int head, double& f,
+                                          double& i) {
   auto forget = static_cast<Work>(read_gate(call.f, call.f_type, batch, token, head));
   auto input = static_cast<Work>(read_gate(call.i, call.i_type, batch, token, head));
   if (call.capped) {
@@ -66,14 +70,6 @@ __device__ __forceinline__ void log_gates_in(const Call<Real>& call, int batch, 
   if (!call.log_space && !call.exponential) input = log_sigmoid(input);
   f = forget;
   i = input;
-}
-template <class Real>
-__device__ __forceinline__ void log_gates(const Call<Real>& call, int batch, std::int64_t token, int head, double& f,
-                                          double& i) {
-  if (call.tensors_16_bit)
-    log_gates_in<float>(call, batch, token, head, f, i);
-  else
-    log_gates_in<double>(call, batch, token, head, f, i);
 }
 
 // 1 / den of a row, and the derivative of den by q.n times -1 / den.

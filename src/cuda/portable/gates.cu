@@ -47,8 +47,10 @@ struct MaxMap {
 constexpr int chunk_threads = 256;
 constexpr int heads_per_block = chunk_threads / warp_size;
 // On a multiprocessor: mostly they wait.
-template <class Work>
-constexpr int chunk_blocks = sizeof(Work) == 8 ? 2 : 4;
+template <class Work, int TokensPerLane>
+constexpr int chunk_blocks = sizeof(Work) == 8    ? 2
+                             : TokensPerLane == 2 ? 4
+                                                  : 3;
 
 template <class Real>
 __host__ __device__ unsigned head_groups(const Call<Real>& call) {
@@ -108,7 +110,7 @@ struct ChunkScan {
       const int h = index % heads_per_block, t = index / heads_per_block;
       double f = 0, i = -INFINITY;
       if (t < count && first_head + h < call.heads)
-        log_gates_in<Work>(call, chunk.batch, chunk.token + start + t, first_head + h, f, i);
+        log_gates<Work>(call, chunk.batch, chunk.token + start + t, first_head + h, f, i);
       shared.b[h][t] = f;
       shared.c[h][t] = i;
     }
@@ -150,7 +152,8 @@ struct ChunkScan {
 
 // The chunk table, and b and top of every chunk and head.
 template <class Real, class Work, int TokensPerLane>
-__global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work>) chunk_totals_kernel(Call<Real> call) {
+__global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, TokensPerLane>)
+    chunk_totals_kernel(Call<Real> call) {
   using Scan = ChunkScan<Real, Work, TokensPerLane>;
   __shared__ typename Scan::Slab slab;
   arch::after_previous_kernel();
@@ -227,7 +230,8 @@ __device__ float exponential(double x, float /*as*/) {
 // The vectors that matrix kernels read. The scan inside the chunk is done again rather than kept: its three doubles per
 // token would take longer to write and read.
 template <class Real, class Work, int TokensPerLane>
-__global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work>) gate_vectors_kernel(Call<Real> call) {
+__global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, TokensPerLane>)
+    gate_vectors_kernel(Call<Real> call) {
   using Scan = ChunkScan<Real, Work, TokensPerLane>;
   __shared__ typename Scan::Slab slab;
   arch::after_previous_kernel();

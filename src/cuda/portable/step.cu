@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(block_threads) step_scalars_kernel(StepCall<ty
   double m = *m_state;
   for (int t = 0; t < row.length; ++t) {
     double f, i;
-    log_gates(call, row.batch, row.token + t, head, f, i);
+    log_gates<GateWork<T>>(call, row.batch, row.token + t, head, f, i);
     const double next = call.exponential ? static_cast<double>(static_cast<Real>(fmax(f + m, i))) : 0.0;
     const auto decay = static_cast<Real>(exp(f + m - next));
     const auto weight = static_cast<Real>(exp(i - next));
