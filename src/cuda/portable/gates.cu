@@ -1,6 +1,6 @@
 // Stage `gates`: chunk table and what each chunk does to the max state, the scan over chunks, and the vectors every
 // matrix kernel reads.
-// All in double: sums of log f reach the hundreds, and there are only T of them.
+// Sums in double: those of log f reach the hundreds, and there are only T of them.
 #include "cuda/launch.h"
 #include "cuda/portable/device.cuh"
 
@@ -227,8 +227,8 @@ __device__ float exponential(double x, float /*as*/) {
   return exp2f(parts.x) * (1 + static_cast<float>(1 / log2_e) * parts.y);
 }
 
-// The vectors that matrix kernels read. The scan inside the chunk is done again rather than kept: its three doubles per
-// token would take longer to write and read.
+// The vectors that matrix kernels read. The scan inside the chunk is done again rather than kept, which would take
+// 24 bytes of scratch per token and head.
 template <class Real, class Work, int TokensPerLane>
 __global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, TokensPerLane>)
     gate_vectors_kernel(Call<Real> call) {
@@ -256,10 +256,6 @@ __global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, TokensPerLan
     if (call.c != nullptr) call.c[at + t] = c;
   });
 }
-
-}  // namespace
-
-namespace {
 
 template <class Work, int TokensPerLane, class Real>
 void launch_gates_in(const Call<Real>& call, cudaStream_t stream) {

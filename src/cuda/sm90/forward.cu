@@ -111,20 +111,19 @@ void launch_kernel(const Call<float>& call, cudaStream_t stream) {
 
 template <int M, int N>
 void launch(const Call<float>& call, cudaStream_t stream) {
-  if (call.kept_chunk > 0)
-    call.normalized ? launch_kernel<M, N, true, true>(call, stream) : launch_kernel<M, N, false, true>(call, stream);
-  else
-    call.normalized ? launch_kernel<M, N, true, false>(call, stream) : launch_kernel<M, N, false, false>(call, stream);
+  if constexpr (M <= 2) {  // the plan keeps no states where dqk is above 128
+    if (call.kept_chunk > 0)
+      return call.normalized ? launch_kernel<M, N, true, true>(call, stream)
+                             : launch_kernel<M, N, false, true>(call, stream);
+  }
+  call.normalized ? launch_kernel<M, N, true, false>(call, stream) : launch_kernel<M, N, false, false>(call, stream);
 }
 
 }  // namespace
 
 void launch_forward(const Call<float>& call, cudaStream_t stream) {
   launch_segment_starts(call, stream);
-  if (call.dqk > 128 && call.dhv > 64 && call.kept_chunk == 0)
-    return call.normalized ? launch_kernel<4, 128, true, false>(call, stream)
-                           : launch_kernel<4, 128, false, false>(call, stream);
-  if (call.dqk > 128) return launch<4, 64>(call, stream);
+  if (call.dqk > 128) return call.dhv > 64 ? launch<4, 128>(call, stream) : launch<4, 64>(call, stream);
   if (call.dqk > 64) return call.dhv > 64 ? launch<2, 128>(call, stream) : launch<2, 64>(call, stream);
   return call.dhv > 64 ? launch<1, 128>(call, stream) : launch<1, 64>(call, stream);
 }
