@@ -71,7 +71,7 @@ def test_refused(case):
 def test_registered_operator_refuses_unknown_numbers():
     for gate in (3, -1, 256):
         with pytest.raises(ValueError, match=r"tfla: options.gate is not one of"):
-            library.forward(*GIVEN, None, None, None, None, gate, 0, 1e-6, None, None, False, 0, 0, False)
+            library.forward(*GIVEN, None, None, None, None, gate)
 
 
 def test_refused_under_compile():

@@ -10,7 +10,7 @@ from tfla import _torch_library as library
 from tfla.reference import BOUNDS, recurrence, relative_error
 
 DOUBLE = torch.float64
-OPTIONS = (0, 0, 1e-6, None, None, False, 0, 0, False)  # as in the schemas of bindings/torch.cc
+OPTIONS = (0, 0, False, 1e-6, None, None, False, 0, 0)  # as in the schemas of bindings/torch.cc
 
 
 def small(**options):
@@ -31,13 +31,18 @@ def opcheck_cases():
         "mlstm_with_rows_packed": (library.forward_with_rows, (*packed, *none, cu_seqlens, *OPTIONS)),
         "mlstm_with_state": (library.forward_with_state, (*leaves, *state, None, *OPTIONS)),
         "mlstm_with_state_packed": (library.forward_with_state, (*packed, *none, cu_seqlens, *OPTIONS)),
-        "mlstm_backward": (library.backward, (dh, None, None, *given, *none, None, *OPTIONS)),
-        "mlstm_backward_state": (library.backward, (dh, dC, dn, *given, *state, None, *OPTIONS)),
+        "mlstm_backward": (library.backward, (dh, None, None, None, *given, *none, None, *OPTIONS)),
+        "mlstm_backward_state": (library.backward, (dh, dC, dn, None, *given, *state, None, *OPTIONS)),
         "mlstm_backward_with_rows": (
-            library.backward_with_rows,
-            (torch.empty(0, dtype=torch.uint8), dh, None, None, *given, *none, None, *OPTIONS),
+            library.backward,
+            (dh, None, None, torch.empty(0, dtype=torch.uint8), *given, *none, None, *OPTIONS),
         ),
-        "mlstm_step": (library.step, (*given, *state, None, *OPTIONS[:5], False)),
+        "mlstm_defaults": (library.forward, leaves),
+        "mlstm_with_rows_defaults": (library.forward_with_rows, leaves),
+        "mlstm_with_state_defaults": (library.forward_with_state, leaves),
+        "mlstm_backward_defaults": (library.backward, (dh, None, None, None, *given)),
+        "mlstm_step_defaults": (library.step, (*given, *state)),
+        "mlstm_step": (library.step, (*given, *state, None, *OPTIONS[:6])),
     }
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from tfla import _torch_library as library
 from tfla._options import (
     CHUNKWISE,
+    DEFAULTS,
     GATES,
     HEAD_FIRST,
     NORMALIZERS,
@@ -33,7 +34,7 @@ InitialState = State | tuple[Tensor, Tensor, Tensor]
 
 
 # One look-up for all three: this is on the way of every call.
-_CODES = {
+_CODES: dict[Any, tuple[int, int, bool]] = {
     (gate, normalizer, layout): (GATES[gate], NORMALIZERS[normalizer], HEAD_FIRST[layout])
     for gate, normalizer, layout in itertools.product(GATES, NORMALIZERS, HEAD_FIRST)
 }
@@ -43,7 +44,7 @@ _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 def _codes(gate: object, normalizer: object, layout: object) -> tuple[int, int, bool]:
     try:
-        return _CODES[gate, normalizer, layout]  # type: ignore[index]
+        return _CODES[gate, normalizer, layout]
     except (KeyError, TypeError):
         pass
     options: dict[str, tuple[object, tuple[object, ...]]] = {
@@ -52,6 +53,16 @@ def _codes(gate: object, normalizer: object, layout: object) -> tuple[int, int, 
         "layout": (layout, tuple(HEAD_FIRST)),
     }
     raise next(unknown(name, value, accepted) for name, (value, accepted) in options.items() if value not in accepted)
+
+
+def _options(codes: tuple[int, int, bool], eps: float, *more: Any) -> tuple:
+    """Options of the operators in their order, without those at the end that are at their defaults: every argument of
+    an operator costs host time."""
+    given = (*codes, eps, *more)
+    defaults = DEFAULTS[: len(given)]
+    if given == defaults:
+        return ()
+    return codes if given[len(codes) :] == defaults[len(codes) :] else given
 
 
 def _parts(state: InitialState | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -94,17 +105,16 @@ def _sequence(
     layout: Layout,
     exact_normalizer_grad: bool,
 ) -> Any:
-    gate_code, normalizer_code, head_first = _codes(gate, normalizer, layout)
+    options = _options(
+        _codes(gate, normalizer, layout), eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size, formulation
+    )
     q, k, v = _autocast(q, k, v)
-    C, n, m = _parts(initial_state)
-    inputs = (
-        q, k, v, i, f, C, n, m, cu_seqlens, gate_code, normalizer_code, eps, qk_scale, soft_cap,
-        exact_normalizer_grad, chunk_size, formulation, head_first,
-    )  # fmt: skip
-    if not output_final_state:
-        return library.call(library.forward, *inputs)
-    h, *state = library.call(library.forward_with_state, *inputs)
-    return h, State(*state)
+    operator = library.forward_with_state if output_final_state else library.forward
+    if initial_state is None and cu_seqlens is None and not options:
+        output = library.call(operator, q, k, v, i, f)
+    else:
+        output = library.call(operator, q, k, v, i, f, *_parts(initial_state), cu_seqlens, *options)
+    return (output[0], State(*output[1:])) if output_final_state else output
 
 
 class _Options(TypedDict, total=False):
@@ -332,7 +342,10 @@ def mlstm_step(
             "tfla: mlstm_step was given a tensor that requires a gradient, and has none; "
             "call it under torch.no_grad(), or use mlstm with initial_state"
         )
-    gate_code, normalizer_code, head_first = _codes(gate, normalizer, layout)
+    options = _options(_codes(gate, normalizer, layout), eps, qk_scale, soft_cap)
     q, k, v = _autocast(q, k, v)
     C, n, m = state
-    return library.step(q, k, v, i, f, C, n, m, slots, gate_code, normalizer_code, eps, qk_scale, soft_cap, head_first)
+    step = library.step if torch.compiler.is_compiling() else library.step._op
+    if slots is None and not options:
+        return step(q, k, v, i, f, C, n, m)
+    return step(q, k, v, i, f, C, n, m, slots, *options)
