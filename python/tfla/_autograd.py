@@ -143,19 +143,24 @@ class _TransformedBackward(torch.autograd.Function):
     backward = staticmethod(_refuse)
 
 
-def call(operator: Any, *inputs: Any) -> Any:
+def call(operator: Any, inputs: tuple) -> Any:
     """forward or forward_with_state, in the cheapest way that is right here."""
     compiling = torch.compiler.is_compiling()
     if not compiling and _transforms_active():
         padded = (*inputs, *(None,) * (TENSORS - len(inputs)))
         return _Transformed.apply(operator, padded[TENSORS:], *padded[:TENSORS])
-    differentiable = inputs[: TOKENS if len(inputs) == TOKENS or inputs[TOKENS] is None else DIFFERENTIABLE]
-    training = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in differentiable)
+    q, given = inputs[0], inputs
+    if len(inputs) > TOKENS:
+        given = inputs[: TOKENS if inputs[TOKENS] is None else DIFFERENTIABLE]
+    training = torch.is_grad_enabled() and (q.requires_grad or any(x is not None and x.requires_grad for x in given))
     # On a GPU forward hands its denominators to backward, unless that computes by another formulation.
-    rows = training and operator is _operators.forward and inputs[0].is_cuda and inputs[FORMULATION:] != (RECURRENT,)
+    if training and operator is _operators.forward and q.is_cuda and inputs[FORMULATION:] != (RECURRENT,):
+        if compiling:
+            return _operators.forward_with_rows(*inputs)[0]
+        operator = _operators.forward_with_rows
     if compiling:
-        return _operators.forward_with_rows(*inputs)[0] if rows else operator(*inputs)
+        return operator(*inputs)
     if training or torch.autograd.forward_ad._current_level >= 0:
-        return _apply_eager(_operators.forward_with_rows if rows else operator, inputs, *differentiable)
+        return _apply_eager(operator, inputs, *given)
     with _below_autograd():
         return operator._op(*inputs)

@@ -55,14 +55,30 @@ def _codes(gate: object, normalizer: object, layout: object) -> tuple[int, int, 
     raise next(unknown(name, value, accepted) for name, (value, accepted) in options.items() if value not in accepted)
 
 
-def _options(codes: tuple[int, int, bool], eps: float, *more: Any) -> tuple:
-    """Options of the operators in their order, without those at the end that are at their defaults: every argument of
-    an operator costs host time."""
-    given = (*codes, eps, *more)
+def _encode(gate: object, normalizer: object, layout: object, *more: Any) -> tuple:
+    codes = _codes(gate, normalizer, layout)
+    given = (*codes, *more)
     defaults = DEFAULTS[: len(given)]
     if given == defaults:
         return ()
-    return codes if given[len(codes) :] == defaults[len(codes) :] else given
+    return codes if more == defaults[len(codes) :] else given
+
+
+_encoded: dict[tuple, tuple] = {}
+
+
+def _options(*given: Any) -> tuple:
+    """Options as the operators take them, without those at the end that are at their defaults: every argument of an
+    operator costs host time, as does finding out what they are, so that is done once."""
+    if torch.compiler.is_compiling():
+        return _encode(*given)
+    try:
+        return _encoded[given]
+    except (KeyError, TypeError):  # of which the second means an unhashable option, to be refused
+        options = _encode(*given)
+    if len(_encoded) < 1000 and all(x is None or type(x) in (str, float, int, bool) for x in given):
+        _encoded[given] = options
+    return options
 
 
 def _parts(state: InitialState | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -77,8 +93,6 @@ def _parts(state: InitialState | None) -> tuple[Tensor | None, Tensor | None, Te
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Under torch.autocast q, k, v take its dtype, as operands of matrix products do; gates and states keep theirs."""
-    if not torch.compiler.is_compiling() and not _any_autocast():
-        return q, k, v
     device = q.device.type
     if not torch.is_autocast_enabled(device) or q.dtype == torch.float64:
         return q, k, v
@@ -106,15 +120,18 @@ def _sequence(
     exact_normalizer_grad: bool,
 ) -> Any:
     options = _options(
-        _codes(gate, normalizer, layout), eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size, formulation
+        gate, normalizer, layout, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size, formulation
     )
-    q, k, v = _autocast(q, k, v)
-    operator = library.forward_with_state if output_final_state else library.forward
+    if torch.compiler.is_compiling() or _any_autocast():
+        q, k, v = _autocast(q, k, v)
     if initial_state is None and cu_seqlens is None and not options:
-        output = library.call(operator, q, k, v, i, f)
+        inputs: tuple = (q, k, v, i, f)
     else:
-        output = library.call(operator, q, k, v, i, f, *_parts(initial_state), cu_seqlens, *options)
-    return (output[0], State(*output[1:])) if output_final_state else output
+        inputs = (q, k, v, i, f, *_parts(initial_state), cu_seqlens, *options)
+    if not output_final_state:
+        return library.call(library.forward, inputs)
+    h, *state = library.call(library.forward_with_state, inputs)
+    return h, State(*state)
 
 
 class _Options(TypedDict, total=False):
@@ -337,15 +354,17 @@ def mlstm_step(
     Returns:
         h, shaped as v, in the dtype of q. It has no gradient: call under torch.no_grad() or torch.inference_mode().
     """
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, i, f, *state)):
+    C, n, m = state
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, i, f, C, n, m)):
         raise RuntimeError(
             "tfla: mlstm_step was given a tensor that requires a gradient, and has none; "
             "call it under torch.no_grad(), or use mlstm with initial_state"
         )
-    options = _options(_codes(gate, normalizer, layout), eps, qk_scale, soft_cap)
-    q, k, v = _autocast(q, k, v)
-    C, n, m = state
-    step = library.step if torch.compiler.is_compiling() else library.step._op
+    options = _options(gate, normalizer, layout, eps, qk_scale, soft_cap)
+    compiling = torch.compiler.is_compiling()
+    if compiling or _any_autocast():
+        q, k, v = _autocast(q, k, v)
+    step = library.step if compiling else library.step._op
     if slots is None and not options:
         return step(q, k, v, i, f, C, n, m)
     return step(q, k, v, i, f, C, n, m, slots, *options)
