@@ -143,24 +143,40 @@ class _TransformedBackward(torch.autograd.Function):
     backward = staticmethod(_refuse)
 
 
+def _given(inputs: tuple) -> tuple:
+    """Those of the inputs that have gradients."""
+    if len(inputs) == TOKENS:
+        return inputs
+    return inputs[: TOKENS if inputs[TOKENS] is None else DIFFERENTIABLE]
+
+
+def _trains(given: tuple) -> bool:
+    return torch.is_grad_enabled() and (given[0].requires_grad or any(x is not None and x.requires_grad for x in given))
+
+
+def _hands_rows(operator: Any, inputs: tuple) -> bool:
+    """On a GPU forward hands its denominators to backward, unless that computes by another formulation."""
+    return operator is _operators.forward and inputs[0].is_cuda and inputs[FORMULATION:] != (RECURRENT,)
+
+
+def call_traced(operator: Any, inputs: tuple) -> Any:
+    """forward or forward_with_state under torch.compile."""
+    if _hands_rows(operator, inputs) and _trains(_given(inputs)):
+        return _operators.forward_with_rows(*inputs)[0]
+    return operator(*inputs)
+
+
 def call(operator: Any, inputs: tuple) -> Any:
     """forward or forward_with_state, in the cheapest way that is right here."""
-    compiling = torch.compiler.is_compiling()
-    if not compiling and _transforms_active():
+    if _transforms_active():
         padded = (*inputs, *(None,) * (TENSORS - len(inputs)))
         return _Transformed.apply(operator, padded[TENSORS:], *padded[:TENSORS])
-    q, given = inputs[0], inputs
-    if len(inputs) > TOKENS:
-        given = inputs[: TOKENS if inputs[TOKENS] is None else DIFFERENTIABLE]
-    training = torch.is_grad_enabled() and (q.requires_grad or any(x is not None and x.requires_grad for x in given))
-    # On a GPU forward hands its denominators to backward, unless that computes by another formulation.
-    if training and operator is _operators.forward and q.is_cuda and inputs[FORMULATION:] != (RECURRENT,):
-        if compiling:
-            return _operators.forward_with_rows(*inputs)[0]
-        operator = _operators.forward_with_rows
-    if compiling:
-        return operator(*inputs)
-    if training or torch.autograd.forward_ad._current_level >= 0:
+    given = _given(inputs)
+    if _trains(given):
+        if _hands_rows(operator, inputs):
+            operator = _operators.forward_with_rows
+        return _apply_eager(operator, inputs, *given)
+    if torch.autograd.forward_ad._current_level >= 0:  # to be refused
         return _apply_eager(operator, inputs, *given)
     with _below_autograd():
         return operator._op(*inputs)

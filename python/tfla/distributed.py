@@ -74,7 +74,8 @@ def mlstm(
     chunk = spacing(chunk_size)
     options = (*codes, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk, CHUNKWISE)
     if dist.get_world_size(group) == 1:
-        h, *final = library.call(library.forward_with_state, (q, k, v, i, f, C, n, m, None, *options))
+        call = library.call_traced if torch.compiler.is_compiling() else library.call
+        h, *final = call(library.forward_with_state, (q, k, v, i, f, C, n, m, None, *options))
     else:
         h, *final = _ContextParallel.apply(group, options, m, q, k, v, i, f, C, n)
     return (h, State(*final).detach()) if output_final_state else h

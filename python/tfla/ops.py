@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from tfla import _torch_library as library
 from tfla._options import (
@@ -55,13 +56,18 @@ def _codes(gate: object, normalizer: object, layout: object) -> tuple[int, int, 
     raise next(unknown(name, value, accepted) for name, (value, accepted) in options.items() if value not in accepted)
 
 
-def _encode(gate: object, normalizer: object, layout: object, *more: Any) -> tuple:
+def _encode(
+    gate: object, normalizer: object, layout: object, eps: Any, qk_scale: Any, soft_cap: Any, *rest: Any
+) -> tuple:
     codes = _codes(gate, normalizer, layout)
-    given = (*codes, *more)
+    given: tuple = (*codes, eps, qk_scale, soft_cap)
+    if rest:
+        exact_normalizer_grad, chunk_size, formulation = rest
+        given = (*given, exact_normalizer_grad, spacing(chunk_size), formulation)
     defaults = DEFAULTS[: len(given)]
     if given == defaults:
         return ()
-    return codes if more == defaults[len(codes) :] else given
+    return codes if given[len(codes) :] == defaults[len(codes) :] else given
 
 
 _encoded: dict[tuple, tuple] = {}
@@ -70,8 +76,6 @@ _encoded: dict[tuple, tuple] = {}
 def _options(*given: Any) -> tuple:
     """Options as the operators take them, without those at the end that are at their defaults: every argument of an
     operator costs host time, as does finding out what they are, so that is done once."""
-    if torch.compiler.is_compiling():
-        return _encode(*given)
     try:
         return _encoded[given]
     except (KeyError, TypeError):  # of which the second means an unhashable option, to be refused
@@ -112,25 +116,27 @@ def _sequence(
     initial_state: InitialState | None,
     output_final_state: bool,
     cu_seqlens: Tensor | None,
-    chunk_size: int,
+    chunk_size: int | None,
     qk_scale: float | None,
     eps: float,
     soft_cap: float | None,
     layout: Layout,
     exact_normalizer_grad: bool,
 ) -> Any:
-    options = _options(
+    compiling = is_compiling()
+    options = (_encode if compiling else _options)(
         gate, normalizer, layout, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size, formulation
     )
-    if torch.compiler.is_compiling() or _any_autocast():
+    if compiling or _any_autocast():
         q, k, v = _autocast(q, k, v)
     if initial_state is None and cu_seqlens is None and not options:
         inputs: tuple = (q, k, v, i, f)
     else:
         inputs = (q, k, v, i, f, *_parts(initial_state), cu_seqlens, *options)
+    call = library.call_traced if compiling else library.call
     if not output_final_state:
-        return library.call(library.forward, inputs)
-    h, *state = library.call(library.forward_with_state, inputs)
+        return call(library.forward, inputs)
+    h, *state = call(library.forward_with_state, inputs)
     return h, State(*state)
 
 
@@ -225,8 +231,7 @@ def mlstm(
     """
     return _sequence(
         CHUNKWISE, q, k, v, i, f, gate, normalizer, initial_state, output_final_state, cu_seqlens,
-        spacing(chunk_size), qk_scale, eps, soft_cap, layout,
-        exact_normalizer_grad,
+        chunk_size, qk_scale, eps, soft_cap, layout, exact_normalizer_grad,
     )  # fmt: skip
 
 
@@ -272,7 +277,7 @@ def mlstm_parallel(
 ) -> Tensor | tuple[Tensor, State]:
     """The same function in the parallel formulation: quadratic in T, no states in between. Arguments as in `mlstm`."""
     return _sequence(
-        PARALLEL, q, k, v, i, f, gate, normalizer, initial_state, output_final_state, cu_seqlens, 0, qk_scale, eps,
+        PARALLEL, q, k, v, i, f, gate, normalizer, initial_state, output_final_state, cu_seqlens, None, qk_scale, eps,
         soft_cap, layout, exact_normalizer_grad,
     )  # fmt: skip
 
@@ -319,7 +324,7 @@ def mlstm_recurrent(
 ) -> Tensor | tuple[Tensor, State]:
     """The same function token by token. Arguments as in `mlstm`; its gradient is computed chunkwise."""
     return _sequence(
-        RECURRENT, q, k, v, i, f, gate, normalizer, initial_state, output_final_state, cu_seqlens, 0, qk_scale, eps,
+        RECURRENT, q, k, v, i, f, gate, normalizer, initial_state, output_final_state, cu_seqlens, None, qk_scale, eps,
         soft_cap, layout, exact_normalizer_grad,
     )  # fmt: skip
 
@@ -360,8 +365,8 @@ def mlstm_step(
             "tfla: mlstm_step was given a tensor that requires a gradient, and has none; "
             "call it under torch.no_grad(), or use mlstm with initial_state"
         )
-    options = _options(gate, normalizer, layout, eps, qk_scale, soft_cap)
-    compiling = torch.compiler.is_compiling()
+    compiling = is_compiling()
+    options = (_encode if compiling else _options)(gate, normalizer, layout, eps, qk_scale, soft_cap)
     if compiling or _any_autocast():
         q, k, v = _autocast(q, k, v)
     step = library.step if compiling else library.step._op
