@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
-#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -22,12 +21,8 @@
 
 #include "tfla/tfla.h"
 
-// Only builds of torch with CUDA have these.
-extern "C" {
-AOTITorchError __attribute__((weak)) aoti_torch_get_current_cuda_stream(int32_t device, void** stream);
-AOTITorchError __attribute__((weak)) aoti_torch_cuda_caching_allocator_raw_alloc(uint64_t bytes, void** memory);
-AOTITorchError __attribute__((weak)) aoti_torch_cuda_caching_allocator_raw_delete(void* memory);
-}
+// Only builds of torch with CUDA have it.
+extern "C" AOTITorchError __attribute__((weak)) aoti_torch_get_current_cuda_stream(int32_t device, void** stream);
 
 namespace {
 
@@ -203,33 +198,22 @@ tfla::Plan plan_of(tfla::Operation operation, const Args& args, const Place& pla
   return plan;
 }
 
-// Memory for the length of one call, without the cost of a tensor around it: on a GPU from torch's allocator, for the
-// current stream; on the CPU from one block per thread where little is needed (malloc's large blocks cost
-// microseconds).
+// Memory for the length of one call: from torch's allocator, or on the CPU, where little is needed, a block that each
+// thread keeps (large blocks cost malloc microseconds).
 class Scratch {
  public:
-  Scratch(std::size_t bytes, tfla::Device device) : bytes_(bytes), cuda_(device == tfla::Device::cuda) {
+  Scratch(std::size_t bytes, const Place& place) : bytes_(bytes) {
     if (bytes == 0) return;
-    if (cuda_) {
-      TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_caching_allocator_raw_alloc(bytes, &memory_));
-    } else if (bytes > kept_bytes) {
-      memory_ = ::operator new (bytes, std::align_val_t{tfla::scratch_alignment});
+    if (bytes > kept_bytes || place.execution().device == tfla::Device::cuda) {
+      tensor_ = place.empty(ScalarType::Byte, {static_cast<std::int64_t>(bytes)});
+      memory_ = static_cast<std::byte*>(tensor_->mutable_data_ptr());
     } else {
       thread_local const std::unique_ptr<Kept> kept(new Kept);
-      memory_ = kept.get();
+      memory_ = kept->bytes.data();
     }
   }
-  ~Scratch() {
-    if (bytes_ == 0) return;
-    if (cuda_)
-      aoti_torch_cuda_caching_allocator_raw_delete(memory_);
-    else if (bytes_ > kept_bytes)
-      ::operator delete (memory_, std::align_val_t{tfla::scratch_alignment});
-  }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
 
-  [[nodiscard]] std::span<std::byte> bytes() const { return {static_cast<std::byte*>(memory_), bytes_}; }
+  [[nodiscard]] std::span<std::byte> bytes() const { return {memory_, bytes_}; }
 
  private:
   static constexpr std::size_t kept_bytes = std::size_t{1} << 18;
@@ -238,14 +222,14 @@ class Scratch {
   };
 
   std::size_t bytes_;
-  bool cuda_;
-  void* memory_ = nullptr;
+  std::byte* memory_ = nullptr;
+  MaybeTensor tensor_;
 };
 
 template <class Args>
 void run(const tfla::Plan& plan, const Args& args, const Place& place,
          void (*function)(const Args&, const tfla::Plan&, std::span<std::byte>, void*)) {
-  const Scratch scratch(plan.scratch_bytes, plan.device);
+  const Scratch scratch(plan.scratch_bytes, place);
   function(args, plan, scratch.bytes(), place.execution().stream);
 }
 

@@ -6,6 +6,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tfla
 from inputs import make_inputs, make_state
+from tfla import _autograd
 from tfla import _torch_library as library
 from tfla.reference import BOUNDS, recurrence, relative_error
 
@@ -93,8 +94,25 @@ def test_forward_mode_is_refused():
         tfla.mlstm(*(torch.autograd.forward_ad.make_dual(x, x) for x in given))
 
 
-def loss(*inputs):
-    return tfla.mlstm(*inputs).square().sum()
+def loss(*inputs, **options):
+    return tfla.mlstm(*inputs, **options).square().sum()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("given_state", [False, True])
+def test_rows_go_from_forward_to_backward(monkeypatch, given_state, compiled):
+    """As training does on a GPU, but on the CPU, where rows are empty."""
+    options = {"initial_state": make_state(2, 2, 3, 2, DOUBLE), "soft_cap": 2.0} if given_state else {}
+    plain, handed = small().leaves(), small().leaves()
+    loss(*plain, **options).backward()
+    monkeypatch.setattr(_autograd, "_hands_rows", lambda operator, inputs: operator is library.forward)
+    function = torch.compile(loss, fullgraph=True, backend="aot_eager") if compiled else loss
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        function(*handed, **options).backward()
+    names = {event.key for event in profile.key_averages()}
+    assert "tfla::mlstm_with_rows" in names and "tfla::mlstm" not in names
+    for x, y in zip(handed, plain, strict=True):
+        assert torch.equal(x.grad, y.grad)
 
 
 def test_func_grad_and_vmap():
