@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from tfla import _operators
-from tfla._options import RECURRENT
+from tfla._options import DEFAULTS, RECURRENT
 
 # Inputs of forward before its options: q, k, v, i, f, C, n, m, cu_seqlens. Those from m on have no gradient. What is at
 # its default at the end may be left out.
 TOKENS, DIFFERENTIABLE, TENSORS = 5, 7, 9
-FORMULATION = 17  # the last option
+FORMULATION = TENSORS + len(DEFAULTS) - 1  # the last option
 
 
 def _zeros_for(v: Tensor) -> Tensor:
@@ -105,7 +105,8 @@ class _Eager(torch.autograd.Function):
         return (None, None, *grads[: len(saved) - 1])
 
 
-# What Function.apply calls once it has seen that no transform of torch.func is active, which `call` sees itself.
+# What Function.apply calls in the end. Before that it asks for transforms of torch.func, as `call` does, and looks for
+# tensors that were leaked out of one that has ended; they are taken as they are here, as operators take them.
 _apply_eager = super(torch.autograd.Function, _Eager).apply
 
 
