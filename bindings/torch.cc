@@ -21,8 +21,12 @@
 
 #include "tfla/tfla.h"
 
-// Only builds of torch with CUDA have it.
-extern "C" AOTITorchError __attribute__((weak)) aoti_torch_get_current_cuda_stream(int32_t device, void** stream);
+// Only builds of torch with CUDA have these.
+extern "C" {
+AOTITorchError __attribute__((weak)) aoti_torch_get_current_cuda_stream(int32_t device, void** stream);
+AOTITorchError __attribute__((weak)) aoti_torch_cuda_caching_allocator_raw_alloc(uint64_t bytes, void** memory);
+AOTITorchError __attribute__((weak)) aoti_torch_cuda_caching_allocator_raw_delete(void* memory);
+}
 
 namespace {
 
@@ -198,13 +202,19 @@ tfla::Plan plan_of(tfla::Operation operation, const Args& args, const Place& pla
   return plan;
 }
 
-// Memory for the length of one call: from torch's allocator, or on the CPU, where little is needed, a block that each
-// thread keeps (large blocks cost malloc microseconds).
+// Memory for the length of one call: from torch's allocator, on a GPU for the current stream and without a tensor
+// around it, or on the CPU, where little is needed, a block that each thread keeps (large blocks cost malloc
+// microseconds).
 class Scratch {
  public:
   Scratch(std::size_t bytes, const Place& place) : bytes_(bytes) {
     if (bytes == 0) return;
-    if (bytes > kept_bytes || place.execution().device == tfla::Device::cuda) {
+    if (place.execution().device == tfla::Device::cuda) {
+      void* memory = nullptr;
+      TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_caching_allocator_raw_alloc(bytes, &memory));
+      memory_ = static_cast<std::byte*>(memory);
+      cuda_ = true;
+    } else if (bytes > kept_bytes) {
       tensor_ = place.empty(ScalarType::Byte, {static_cast<std::int64_t>(bytes)});
       memory_ = static_cast<std::byte*>(tensor_->mutable_data_ptr());
     } else {
@@ -212,6 +222,11 @@ class Scratch {
       memory_ = kept->bytes.data();
     }
   }
+  ~Scratch() {
+    if (cuda_) aoti_torch_cuda_caching_allocator_raw_delete(memory_);
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
 
   [[nodiscard]] std::span<std::byte> bytes() const { return {memory_, bytes_}; }
 
@@ -223,6 +238,7 @@ class Scratch {
 
   std::size_t bytes_;
   std::byte* memory_ = nullptr;
+  bool cuda_ = false;
   MaybeTensor tensor_;
 };
 
