@@ -277,21 +277,26 @@ void check(cudaError_t status, const char* call) {
 
 void check_launch(const char* kernel) { check(cudaGetLastError(), kernel); }
 
-namespace {
-
-int capability() {
-  int device = 0, major = 0, minor = 0;
+const DeviceFacts& device_facts() {
+  thread_local DeviceFacts facts;
+  int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute");
-  return 10 * major + minor;
+  if (device == facts.device) return facts;
+  const auto attribute = [&](cudaDeviceAttr which) {
+    int value = 0;
+    check(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+    return value;
+  };
+  facts = {
+      .device = device,
+      .capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor),
+      .multiprocessors = attribute(cudaDevAttrMultiProcessorCount)};
+  return facts;
 }
-
-}  // namespace
 
 bool runs_sm90_code() {
   constexpr int compiled[] = {__CUDA_ARCH_LIST__};  // 10 times the capability
-  const int own = 10 * capability();
+  const int own = 10 * device_facts().capability;
   int best = 0;
   for (const int code : compiled)
     if (code <= own) best = std::max(best, code);
@@ -299,6 +304,9 @@ bool runs_sm90_code() {
 }
 
 void check_available() {
+  thread_local int available = -1;  // the device that was found to be, last
+  int device = 0;
+  if (cudaGetDevice(&device) == cudaSuccess && device == available) return;
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status != cudaSuccess || count == 0) {
@@ -306,11 +314,12 @@ void check_available() {
                       (status == cudaSuccess ? "none was found" : cudaGetErrorString(status)) +
                       "); use the device cpu");
   }
-  const int own = capability();
+  const int own = device_facts().capability;
   if (own < oldest_capability) {
     throw Unavailable("tfla: the GPU has compute capability " + std::to_string(own / 10) + "." +
                       std::to_string(own % 10) + "; 8.0 or newer is needed");
   }
+  available = device;
 }
 
 namespace {
