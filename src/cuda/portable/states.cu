@@ -164,17 +164,17 @@ struct Segment {
   }
 };
 
-// Where the C and n of a segment lie among the totals.
+// Where the C and n of a piece lie among the totals.
 template <class Real>
-__device__ __forceinline__ Real* segment_state(const Call<Real>& call, std::int64_t sequence, int head, int segment) {
+__device__ __forceinline__ Real* segment_state(const Call<Real>& call, std::int64_t sequence, int head, int piece) {
   const std::int64_t size = static_cast<std::int64_t>(call.dqk) * call.padded_dhv();
-  return call.segment_states + ((sequence * call.heads + head) * call.segments + segment) * size;
+  return call.segment_states + ((sequence * call.heads + head) * call.segments * call.pieces + piece) * size;
 }
 template <class T>
 __device__ __forceinline__ typename Config<T>::Norm* segment_norm(const Call<typename Config<T>::Real>& call,
-                                                                  std::int64_t sequence, int head, int segment) {
+                                                                  std::int64_t sequence, int head, int piece) {
   return static_cast<typename Config<T>::Norm*>(call.segment_norms) +
-         ((sequence * call.heads + head) * call.segments + segment) * call.dqk;
+         ((sequence * call.heads + head) * call.segments * call.pieces + piece) * call.dqk;
 }
 
 template <class T, Time Direction, Pass Which>
@@ -379,8 +379,8 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks + (is_16_bit<
     state_element<Real>(flow.to_n(), sequence, head, 0, n_row) = static_cast<Real>(n);
 }
 
-// Totals of the segments become the states they start from: totals of a segment are replaced by the sum of those before
-// it, each decayed by what lies between. `parts` blocks share a state.
+// Totals of the pieces become the states that segments start from: the total of a segment's first piece is replaced by
+// the sum of those before it, each decayed by what lies between. `parts` blocks share a state.
 template <class T, Time Direction>
 __global__ void __launch_bounds__(block_threads) segment_scan_kernel(Call<typename Config<T>::Real> call, int parts) {
   using Real = typename Config<T>::Real;
@@ -391,37 +391,41 @@ __global__ void __launch_bounds__(block_threads) segment_scan_kernel(Call<typena
   const int head = static_cast<int>(unit % call.heads);
   const std::int64_t sequence = unit / call.heads;
   const Flow<T, Direction> flow{call, head};
-  __shared__ Norm decays[largest_segments];
-  for (int s = static_cast<int>(threadIdx.x) / warp_size; s < call.segments; s += block_warps) {
-    const Segment<Real> segment(call, sequence, s, call.chunks_per_segment);
-    const auto unit_of = [&](int chunk) { return (segment.first + chunk) * call.heads + head; };
+  __shared__ Norm decays[largest_pieces];
+  const int pieces = call.pieces;
+  for (int p = static_cast<int>(threadIdx.x) / warp_size; p < call.segments * pieces; p += block_warps) {
+    const Segment<Real> piece(call, sequence, p, call.chunks_per_piece);
+    const auto unit_of = [&](int chunk) { return (piece.first + chunk) * call.heads + head; };
     const int lane = threadIdx.x % warp_size;
     double b = 0;
 #pragma unroll 8
-    for (int x = segment.low + lane; x < segment.high; x += warp_size) b += call.b_last[unit_of(x)];
+    for (int x = piece.low + lane; x < piece.high; x += warp_size) b += call.b_last[unit_of(x)];
 #pragma unroll
     for (int offset = warp_size / 2; offset > 0; offset /= 2) b += __shfl_xor_sync(0xFFFFFFFFU, b, offset);
-    if (lane == 0 && segment.low < segment.high)
-      decays[s] = exp(b + call.m_start[unit_of(segment.low)] - call.m_end[unit_of(segment.high - 1)]);
+    if (lane == 0 && piece.low < piece.high)
+      decays[p] = exp(b + call.m_start[unit_of(piece.low)] - call.m_end[unit_of(piece.high - 1)]);
   }
   __syncthreads();
-  const Segment<Real> whole(call, sequence, 0, call.chunks_per_segment);
-  const int used = (whole.chunks + call.chunks_per_segment - 1) / call.chunks_per_segment;
+  const Segment<Real> whole(call, sequence, 0, call.chunks_per_piece);
+  const int used = (whole.chunks + call.chunks_per_piece - 1) / call.chunks_per_piece;
+  // In the order of time, up to the piece that the last segment begins with; nothing needs totals from there on.
+  const int count = used == 0 ? 0 : Direction == Time::forward ? (used - 1) / pieces * pieces : max(used - pieces, 0);
   const auto scan = [&](auto running, const auto& totals) {
     using Number = decltype(running);
     constexpr int ahead = 8;  // loads that are under way together
     if (used == 0) totals(0) = running;
-    for (int first = 0; first < used; first += ahead) {
+    for (int first = 0; first <= count && used > 0; first += ahead) {
       Number sums[ahead];
       const auto index = [&](int x) { return Direction == Time::forward ? first + x : used - 1 - first - x; };
 #pragma unroll
       for (int x = 0; x < ahead; ++x)
-        if (first + x < used) sums[x] = totals(index(x));
+        if (first + x < count) sums[x] = totals(index(x));
 #pragma unroll
       for (int x = 0; x < ahead; ++x) {
-        if (first + x >= used) break;
-        totals(index(x)) = running;
-        running = static_cast<Number>(decays[index(x)]) * running + sums[x];
+        if (first + x > count) break;
+        const int begun = Direction == Time::forward ? index(x) : index(x) + 1;  // of pieces before it
+        if (begun % pieces == 0 || first + x == 0) totals(index(x)) = running;
+        if (first + x < count) running = static_cast<Number>(decays[index(x)]) * running + sums[x];
       }
     }
   };

@@ -95,14 +95,16 @@ struct Carrier : Block<Direction, Which, M, N> {
 
   __device__ const StateRows& to_C() const { return reverse ? call.dC0 : call.C_last; }
 
-  __device__ float* segment_state(const Item& it) const {
-    const std::int64_t size = static_cast<std::int64_t>(call.dqk) * call.padded_dhv();
-    return call.segment_states + ((it.sequence * call.heads + it.head) * call.segments + it.segment) * size;
+  // Where a segment's state begins, and where the total of a piece goes.
+  __device__ std::int64_t piece(const Item& it) const {
+    const int index = !proper ? it.segment : reverse ? (it.high - 1) / call.chunks_per_piece : it.segment * call.pieces;
+    return (it.sequence * call.heads + it.head) * call.segments * call.pieces + index;
   }
-
+  __device__ float* segment_state(const Item& it) const {
+    return call.segment_states + piece(it) * call.dqk * call.padded_dhv();
+  }
   __device__ float* segment_norm(const Item& it) const {
-    return static_cast<float*>(call.segment_norms) +
-           ((it.sequence * call.heads + it.head) * call.segments + it.segment) * call.dqk;
+    return static_cast<float*>(call.segment_norms) + piece(it) * call.dqk;
   }
 
   // Element-wise between the tile and float32 in global memory.
