@@ -116,10 +116,10 @@ void choose_segments(Plan& plan, std::int64_t chunks) {
 // On Hopper a block has a multiprocessor for itself. The states that segments start from are summed up by blocks of
 // stage states, each of which takes a piece of a segment; of the last segment no total is needed. The numbers with the
 // least time, in chunks of such a sum on one multiprocessor: outputs cost a little more than a sum, dstates twice as
-// much, and a block needs the time of some chunks to begin and to end.
+// much; a block needs the time of some chunks to begin and to end, and sums are scanned.
 void choose_hopper_segments(Plan& plan, std::int64_t chunks) {
   const bool forward = plan.operation == Operation::forward;
-  const double weight = forward ? 1.2 : 2, piece_start = 3, scan = 4;
+  const double weight = forward ? 1.2 : 2, piece_start = 8, scan = 4, scanned = 0.03;
   const std::int64_t most_segments = std::clamp<std::int64_t>(chunks / fewest_chunks, 1, most_pieces);
   const std::int64_t heads = plan.shape.sequences * std::max<std::int64_t>(ceil_div(plan.shape.heads, plan.slices), 1);
   const std::int64_t summing = heads * cuda::hopper_tiles(plan.shape);
@@ -131,11 +131,12 @@ void choose_hopper_segments(Plan& plan, std::int64_t chunks) {
     const double work = turns(working * segments) * (length(segments) + 1) * weight;
     for (std::int64_t pieces = 1; pieces <= (segments == 1 ? 1 : std::max<std::int64_t>(most_segments / segments, 1));
          ++pieces) {
-      const double sums =
-          segments == 1 ? 0
-                        : turns(summing * (segments - 1) * pieces) * (length(segments * pieces) + piece_start) + scan;
-      if (work + sums >= least) continue;
-      least = work + sums;
+      const std::int64_t sums = summing * (segments - 1) * pieces;
+      const double before = segments == 1 ? 0
+                                          : turns(sums) * (length(segments * pieces) + piece_start) + scan +
+                                                scanned * static_cast<double>(sums);
+      if (work + before >= least) continue;
+      least = work + before;
       plan.segments = segments;
       plan.pieces = pieces;
     }

@@ -379,6 +379,17 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks + (is_16_bit<
     state_element<Real>(flow.to_n(), sequence, head, 0, n_row) = static_cast<Real>(n);
 }
 
+// Elements of a state that a thread of the scan takes together. Rows are padded to eight.
+template <class Real>
+constexpr int scan_width = 16 / static_cast<int>(sizeof(Real));
+
+// Numbers that lie side by side and go through memory together.
+template <class Number, int Count>
+struct alignas(Count * sizeof(Number)) Group {
+  static constexpr int count = Count;
+  Number x[Count];
+};
+
 // Totals of the pieces become the states that segments start from: the total of a segment's first piece is replaced by
 // the sum of those before it, each decayed by what lies between. `parts` blocks share a state.
 template <class T, Time Direction>
@@ -425,26 +436,35 @@ __global__ void __launch_bounds__(block_threads) segment_scan_kernel(Call<typena
         if (first + x > count) break;
         const int begun = Direction == Time::forward ? index(x) : index(x) + 1;  // of pieces before it
         if (begun % pieces == 0 || first + x == 0) totals(index(x)) = running;
-        if (first + x < count) running = static_cast<Number>(decays[index(x)]) * running + sums[x];
+        if (first + x >= count) continue;
+        const auto decay = static_cast<decltype(running.x[0] + 0)>(decays[index(x)]);
+#pragma unroll
+        for (int e = 0; e < Number::count; ++e) running.x[e] = decay * running.x[e] + sums[x].x[e];
       }
     }
   };
-  const std::int64_t columns = call.padded_dhv(), matrix = call.dqk * columns;
+  using Wide = Group<Real, scan_width<Real>>;
+  const std::int64_t columns = call.padded_dhv(), matrix = call.dqk * columns / Wide::count;
   const std::int64_t step = static_cast<std::int64_t>(parts) * block_threads;
-  for (std::int64_t element = blockIdx.x % parts * block_threads + threadIdx.x; element < matrix + call.dqk;
-       element += step) {
-    if (element >= matrix) {
-      const std::int64_t r = element - matrix;
-      Norm first = 0;
-      if (flow.from_n().data != nullptr) first = state_element<Real>(flow.from_n(), sequence, head, 0, r);
-      scan(first, [&](int index) -> Norm& { return segment_norm<T>(call, sequence, head, index)[r]; });
+  for (std::int64_t group = blockIdx.x % parts * block_threads + threadIdx.x; group < matrix + call.dqk;
+       group += step) {
+    if (group >= matrix) {
+      const std::int64_t r = group - matrix;
+      Group<Norm, 1> first{};
+      if (flow.from_n().data != nullptr) first.x[0] = state_element<Real>(flow.from_n(), sequence, head, 0, r);
+      scan(first, [&](int index) -> Group<Norm, 1>& {
+        return reinterpret_cast<Group<Norm, 1>&>(segment_norm<T>(call, sequence, head, index)[r]);
+      });
     } else {
-      Real first = 0;
-      if (flow.from_C().data != nullptr) {
-        const std::int64_t r = element / columns, c = element % columns;
-        if (c < call.dhv) first = state_element<Real>(flow.from_C(), sequence, head, r, c);
-      }
-      scan(first, [&](int index) -> Real& { return segment_state(call, sequence, head, index)[element]; });
+      const std::int64_t element = group * Wide::count, r = element / columns, c = element % columns;
+      Wide first{};
+      if (flow.from_C().data != nullptr)
+#pragma unroll
+        for (int e = 0; e < Wide::count; ++e)
+          if (c + e < call.dhv) first.x[e] = state_element<Real>(flow.from_C(), sequence, head, r, c + e);
+      scan(first, [&](int index) -> Wide& {
+        return reinterpret_cast<Wide&>(segment_state(call, sequence, head, index)[element]);
+      });
     }
   }
 }
@@ -471,10 +491,11 @@ void launch(const Call<typename Config<T>::Real>& call, cudaStream_t stream) {
 template <class T>
 void launch_segment_scan(const Call<typename Config<T>::Real>& call, Time direction, cudaStream_t stream) {
   const std::int64_t states = call.sequences * call.heads;
-  const std::int64_t elements = static_cast<std::int64_t>(call.dqk) * (call.padded_dhv() + 1);
-  constexpr std::int64_t wanted_blocks = 2112;  // sixteen to a multiprocessor of a large GPU
+  const std::int64_t groups =
+      static_cast<std::int64_t>(call.dqk) * (call.padded_dhv() / scan_width<typename Config<T>::Real> + 1);
+  constexpr std::int64_t wanted_blocks = 1056;  // eight to a multiprocessor of a large GPU, all at once
   const std::int64_t parts =
-      std::clamp<std::int64_t>(wanted_blocks / states, 1, (elements + block_threads - 1) / block_threads);
+      std::clamp<std::int64_t>(wanted_blocks / states, 1, (groups + block_threads - 1) / block_threads);
   launch_chained(
       "segment_scan",
       direction == Time::forward ? segment_scan_kernel<T, Time::forward> : segment_scan_kernel<T, Time::reverse>,

@@ -117,6 +117,15 @@ struct Carrier : Block<Direction, Which, M, N> {
     });
   }
 
+  // Pairs of the tile and their place in a state of our own, whose rows are padded: dhv is a multiple of eight.
+  template <class Move>
+  __device__ void each_pair(const Item& it, int column, const Lane& at, Tile& tile, const Move& move) const {
+    tile.each(at, [&](int r, int c, float& value, float& next) {
+      if (it.row + r < call.dqk && column + c < call.dhv)
+        move(static_cast<std::int64_t>(it.row + r) * call.padded_dhv() + column + c, value, next);
+    });
+  }
+
   // The rows of n that this thread's quad holds parts of.
   template <class Read>
   __device__ void read_n(const Item& it, const Lane& at, float (&n)[M][2], const Read& read) const {
@@ -152,8 +161,10 @@ struct Carrier : Block<Direction, Which, M, N> {
     if (!proper) return;
     if (call.segments > 1) {
       const float* from = segment_state(it);
-      each_inside(it, column, at, tile, [&](int r, int c, float& value) {
-        value = from[static_cast<std::int64_t>(r) * call.padded_dhv() + c];
+      each_pair(it, column, at, tile, [&](std::int64_t place, float& value, float& next) {
+        const float2 pair = *reinterpret_cast<const float2*>(from + place);
+        value = pair.x;
+        next = pair.y;
       });
       const float* from_n = segment_norm(it);
       read_n(it, at, n, [&](int r) { return from_n[r]; });
@@ -187,8 +198,8 @@ struct Carrier : Block<Direction, Which, M, N> {
   __device__ void finish(const Item& it, int column, const Lane& at, Tile& tile, float (&n)[M][2]) const {
     if (!proper) {
       float* to = segment_state(it);
-      each_inside(it, column, at, tile, [&](int r, int c, float& value) {
-        to[static_cast<std::int64_t>(r) * call.padded_dhv() + c] = value;
+      each_pair(it, column, at, tile, [&](std::int64_t place, float value, float next) {
+        *reinterpret_cast<float2*>(to + place) = {value, next};
       });
       if (column != 0) return;
       float* to_n = segment_norm(it);
