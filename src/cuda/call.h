@@ -6,7 +6,7 @@
 
 namespace tfla::cuda {
 
-inline constexpr int largest_segments = 64;
+inline constexpr int largest_pieces = 64;  // of a sequence
 
 // A [B,T,H,D] tensor (D = 1 for gates). Strides in elements.
 struct Rows {
@@ -51,6 +51,7 @@ struct Call {
   int kept_chunk;                    // spacing of the states that Hopper's forward keeps; 0: it keeps none
   int chunks_per_row;                // one sequence per row of the batch: its chunks; 0: packed sequences
   int segments, chunks_per_segment;  // of a sequence, in stage states
+  int pieces, chunks_per_piece;      // of a segment, each with a total of its own
   bool exponential, log_space, normalized, exact, capped;
   bool tensors_16_bit;
   double eps, scale, cap;
@@ -81,8 +82,8 @@ struct Call {
   Real* gbar;            // [numbers,H] decay of the state over the chunk
   void* states;          // [numbers,H,dqk,padded dhv] C at chunk starts, in the stored type
   void* dstates;         // the same for dC at chunk ends
-  Real* segment_states;  // [N,H,segments,dqk,padded dhv]; only with several segments
-  void* segment_norms;   // [N,H,segments,dqk] in the type of n_states
+  Real* segment_states;  // [N,H,segments * pieces,dqk,padded dhv]; only with several segments
+  void* segment_norms;   // [N,H,segments * pieces,dqk] in the type of n_states
   void* n_states;        // [numbers,H,dqk] double, float for 16-bit types
   Real* dn_states;       // [numbers,H,dqk]
 

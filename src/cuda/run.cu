@@ -79,7 +79,7 @@ void carve(Arena& arena, Arena& kept, const Plan& plan, Call<typename Config<T>:
   call.gbar = arena.take<Real>(chunks);
   call.norm_work = arena.take<double>(call.dqk > 256 ? chunks * call.dqk : 0);
   if (call.segments > 1) {
-    const std::int64_t rows = call.sequences * call.heads * call.segments * call.dqk;
+    const std::int64_t rows = call.sequences * call.heads * call.segments * call.pieces * call.dqk;
     call.segment_states = arena.take<Real>(rows * call.padded_dhv());
     call.segment_norms = arena.take<typename Config<T>::Norm>(rows);
   }
@@ -131,7 +131,10 @@ Call<Real> call_of_shape(const Plan& plan) {
       shape.sequences == shape.batch ? shape.batch * call.chunks_per_row : shape.tokens / chunk + shape.sequences;
   call.segments = static_cast<int>(plan.segments);
   const std::int64_t chunks = std::max<std::int64_t>((shape.longest + chunk - 1) / chunk, 1);
-  call.chunks_per_segment = static_cast<int>((chunks + plan.segments - 1) / plan.segments);
+  call.pieces = static_cast<int>(plan.pieces);
+  const std::int64_t pieces = plan.segments * plan.pieces;
+  call.chunks_per_piece = static_cast<int>((chunks + pieces - 1) / pieces);
+  call.chunks_per_segment = call.pieces * call.chunks_per_piece;
   return call;
 }
 
@@ -415,6 +418,8 @@ bool hopper_takes_gradients(const Plan& plan, const MlstmOptions& options) {
 std::int64_t hopper_tiles(const MlstmShape& shape) {
   return sm90::state_tiles(static_cast<int>(shape.dqk), static_cast<int>(shape.dhv));
 }
+
+std::int64_t hopper_forward_tiles(const MlstmShape& shape) { return sm90::forward_tiles(static_cast<int>(shape.dhv)); }
 
 bool hopper_splits_gradients(const MlstmShape& shape) { return sm90::wide_gradients(shape.dqk, shape.dhv); }
 

@@ -121,6 +121,8 @@ void launch(const Call<float>& call, cudaStream_t stream) {
 
 }  // namespace
 
+int forward_tiles(int dhv) { return dhv > 64 ? (dhv + 127) / 128 : 1; }
+
 void launch_forward(const Call<float>& call, cudaStream_t stream) {
   launch_segment_starts(call, stream);
   if (call.dqk > 128) return call.dhv > 64 ? launch<4, 128>(call, stream) : launch<4, 64>(call, stream);

@@ -69,6 +69,7 @@ void launch_pass(const Call<float>& call, cudaStream_t stream) {
   shape.row_tiles = tiles(call.dqk, 64 * M);
   shape.column_tiles = tiles(call.dhv, warpgroups * N);
   shape.items = static_cast<int>(call.sequences) * call.heads * call.segments * shape.row_tiles * shape.column_tiles;
+  if (Which != Pass::proper) shape.items *= call.pieces;
   Maps maps{};
   maps.x = token_map(reverse ? call.q : call.k, call.batch, call.tokens, call.qk_heads, call.dqk, block_tokens);
   maps.y = token_map(reverse ? call.dh : call.v, call.batch, call.tokens, call.heads, call.dhv, block_tokens);

@@ -106,7 +106,7 @@ struct Carrier : Block<M, N, Normalized, Keep> {
     }
     if (call.segments > 1) {
       const std::int64_t unit =
-          (static_cast<std::int64_t>(it.sequence) * call.heads + it.head) * call.segments + it.segment;
+          ((static_cast<std::int64_t>(it.sequence) * call.heads + it.head) * call.segments + it.segment) * call.pieces;
       C = call.segment_states + unit * call.dqk * call.padded_dhv();
       n0 = static_cast<const float*>(call.segment_norms) + unit * call.dqk;
       row = call.padded_dhv();

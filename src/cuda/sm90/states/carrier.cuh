@@ -95,14 +95,16 @@ struct Carrier : Block<Direction, Which, M, N> {
 
   __device__ const StateRows& to_C() const { return reverse ? call.dC0 : call.C_last; }
 
-  __device__ float* segment_state(const Item& it) const {
-    const std::int64_t size = static_cast<std::int64_t>(call.dqk) * call.padded_dhv();
-    return call.segment_states + ((it.sequence * call.heads + it.head) * call.segments + it.segment) * size;
+  // Where a segment's state begins, and where the total of a piece goes.
+  __device__ std::int64_t piece(const Item& it) const {
+    const int index = !proper ? it.segment : reverse ? (it.high - 1) / call.chunks_per_piece : it.segment * call.pieces;
+    return (it.sequence * call.heads + it.head) * call.segments * call.pieces + index;
   }
-
+  __device__ float* segment_state(const Item& it) const {
+    return call.segment_states + piece(it) * call.dqk * call.padded_dhv();
+  }
   __device__ float* segment_norm(const Item& it) const {
-    return static_cast<float*>(call.segment_norms) +
-           ((it.sequence * call.heads + it.head) * call.segments + it.segment) * call.dqk;
+    return static_cast<float*>(call.segment_norms) + piece(it) * call.dqk;
   }
 
   // Element-wise between the tile and float32 in global memory.
@@ -112,6 +114,15 @@ struct Carrier : Block<Direction, Which, M, N> {
       if (it.row + r >= call.dqk) return;
       if (column + c < call.dhv) move(it.row + r, column + c, value);
       if (column + c + 1 < call.dhv) move(it.row + r, column + c + 1, next);
+    });
+  }
+
+  // Pairs of the tile and their place in a state of our own, whose rows are padded: dhv is a multiple of eight.
+  template <class Move>
+  __device__ void each_pair(const Item& it, int column, const Lane& at, Tile& tile, const Move& move) const {
+    tile.each(at, [&](int r, int c, float& value, float& next) {
+      if (it.row + r < call.dqk && column + c < call.dhv)
+        move(static_cast<std::int64_t>(it.row + r) * call.padded_dhv() + column + c, value, next);
     });
   }
 
@@ -150,8 +161,10 @@ struct Carrier : Block<Direction, Which, M, N> {
     if (!proper) return;
     if (call.segments > 1) {
       const float* from = segment_state(it);
-      each_inside(it, column, at, tile, [&](int r, int c, float& value) {
-        value = from[static_cast<std::int64_t>(r) * call.padded_dhv() + c];
+      each_pair(it, column, at, tile, [&](std::int64_t place, float& value, float& next) {
+        const float2 pair = *reinterpret_cast<const float2*>(from + place);
+        value = pair.x;
+        next = pair.y;
       });
       const float* from_n = segment_norm(it);
       read_n(it, at, n, [&](int r) { return from_n[r]; });
@@ -185,8 +198,8 @@ struct Carrier : Block<Direction, Which, M, N> {
   __device__ void finish(const Item& it, int column, const Lane& at, Tile& tile, float (&n)[M][2]) const {
     if (!proper) {
       float* to = segment_state(it);
-      each_inside(it, column, at, tile, [&](int r, int c, float& value) {
-        to[static_cast<std::int64_t>(r) * call.padded_dhv() + c] = value;
+      each_pair(it, column, at, tile, [&](std::int64_t place, float value, float next) {
+        *reinterpret_cast<float2*>(to + place) = {value, next};
       });
       if (column != 0) return;
       float* to_n = segment_norm(it);

@@ -36,16 +36,16 @@ struct Space {
   static constexpr int bytes = loaded + 8 * buffers + 1024;
 };
 
-// The blocks of 64 tokens of one segment, in the order of time, and the tile of the state.
+// The blocks of 64 tokens of one segment, or piece of one, in the order of time, and the tile of the state.
 struct Item {
-  int column, row, segment, head;
+  int column, row, segment, head;       // segment: or piece
   std::int64_t sequence, first_number;  // number of the sequence's first chunk
   int chunks, low, high;                // of the sequence, of the segment
   int last_blocks;                      // blocks of the segment's last chunk
 
   template <class Real>
-  __device__ Item(const Call<Real>& call, unsigned unit, int row_tiles, int column_tiles, int row_step,
-                  int column_step) {
+  __device__ Item(const Call<Real>& call, unsigned unit, int row_tiles, int column_tiles, int row_step, int column_step,
+                  int segment_chunks) {
     column = static_cast<int>(unit % column_tiles) * column_step;
     unit /= column_tiles;
     row = static_cast<int>(unit % row_tiles) * row_step;
@@ -56,8 +56,8 @@ struct Item {
     segment = static_cast<int>(unit / call.sequences);
     chunks = call.chunks_per_row;
     first_number = sequence * chunks;
-    low = min(segment * call.chunks_per_segment, chunks);
-    high = min(low + call.chunks_per_segment, chunks);
+    low = min(segment * segment_chunks, chunks);
+    high = min(low + segment_chunks, chunks);
     const int last_length =
         high == chunks ? static_cast<int>(call.tokens - static_cast<std::int64_t>(chunks - 1) * call.L) : call.L;
     last_blocks = (last_length + block_tokens - 1) / block_tokens;
@@ -119,11 +119,18 @@ struct Block {
   unsigned space;
 
   __device__ Item item(unsigned unit) const {
-    return {call, unit, shape.row_tiles, shape.column_tiles, row_step, column_step};
+    return {call,
+            unit,
+            shape.row_tiles,
+            shape.column_tiles,
+            row_step,
+            column_step,
+            proper ? call.chunks_per_segment : call.chunks_per_piece};
   }
   // Totals of the segment that ends the sequence are of no use.
   __device__ bool skips(const Item& it) const {
-    return it.empty() || (!proper && (reverse ? it.segment == 0 : it.high == it.chunks));
+    const int last = (it.chunks - 1) / call.chunks_per_segment * call.chunks_per_segment;
+    return it.empty() || (!proper && (reverse ? it.segment < call.pieces : it.low >= last));
   }
   __device__ int blocks_per_chunk() const { return (call.L + block_tokens - 1) / block_tokens; }
   __device__ unsigned full(int slot) const { return space + Space::full + 8 * slot; }
