@@ -215,11 +215,10 @@ void check_countable(const Plan& plan) {
 }
 
 // Whether forward keeps states on Hopper where it is asked to. With the exact gradient of the normalizer backward is
-// portable; a longer chunk asks for less memory; and with dqk above 128 forward takes longer by more than backward
-// needs to make the states itself.
+// portable; a longer chunk asks for less memory.
 bool keeps_hopper_states(const Plan& plan, const MlstmOptions& options) {
-  constexpr std::int64_t widest_qk = 128, chunk = 128;
-  return !options.exact_normalizer_grad && plan.chunk == chunk && plan.shape.dqk <= widest_qk;
+  constexpr std::int64_t chunk = 128;
+  return !options.exact_normalizer_grad && plan.chunk == chunk;
 }
 
 // fits: the tensors are such as the kernels of Hopper take, if their shape is.

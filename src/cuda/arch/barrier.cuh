@@ -51,5 +51,6 @@ __device__ __forceinline__ void more_registers() {
 // The compiler forgets what it knows of x: what follows from it is computed where it is used, and not kept in
 // registers.
 __device__ __forceinline__ void forget(std::int64_t& x) { asm volatile("" : "+l"(x)); }
+__device__ __forceinline__ void forget(int& x) { asm volatile("" : "+r"(x)); }
 
 }  // namespace tfla::cuda::arch

@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(threads, 1)
     forward_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Call<float> call,
                    const __grid_constant__ Shape shape) {
   using Space = forward::Space<M, N>;
-  using Registers = forward::Registers<M, N, Normalized>;
+  using Registers = forward::Registers<M, N, Normalized, Keep>;
   extern __shared__ unsigned char memory[];
   const unsigned space = (arch::shared_address(memory) + 1023U) & ~1023U;
   if (threadIdx.x == 0) {
@@ -47,8 +47,13 @@ __global__ void __launch_bounds__(threads, 1)
     make(Space::v_full, Space::slots, 1 + 32);
     make(Space::v_empty, Space::slots, 4 + 4 * Space::carriers);
     make(Space::c_full, Space::outputs, 4 * Space::carriers);
-    make(Space::c_empty, 1, Keep ? 5 : 4);
+    make(Space::c_empty, 1, Keep && !Space::wide ? 5 : 4);
     arch::barriers_ready();
+  }
+  if (Space::n_rows && Normalized) {  // rows that n does not take stay zero
+    for (int at = 4 * threadIdx.x; at < Space::outputs * Space::n_bytes; at += 4 * threads)
+      arch::write_float(space + Space::n + at, 0);
+    arch::writes_before_copies();
   }
   __syncthreads();
   arch::after_previous_kernel();
@@ -94,28 +99,29 @@ void launch_kernel(const Call<float>& call, cudaStream_t stream) {
   Shape shape{};
   shape.column_tiles = (call.dhv + N - 1) / N;
   shape.items = static_cast<int>(call.sequences) * call.heads * call.segments * shape.column_tiles;
+  shape.blocks = std::min(shape.items, multiprocessors());
+  shape.scale = static_cast<float>(call.scale);
+  shape.eps = static_cast<float>(call.eps);
   Maps maps{};
   if (Keep) {
     while (block_tokens << shape.kept_shift < call.kept_chunk) ++shape.kept_shift;
     shape.kept_chunks = static_cast<int>((call.tokens + call.kept_chunk - 1) / call.kept_chunk);
-    maps.states =
-        matrix_map(call.states, call.sequences * shape.kept_chunks * call.heads, call.dqk, call.padded_dhv(), 64 * M);
+    maps.states = matrix_map(call.states, call.sequences * shape.kept_chunks * call.heads, call.dqk, call.padded_dhv(),
+                             Space<M, N>::wide ? 16 : 64 * M);
   }
   maps.q = token_map(call.q, call.batch, call.tokens, call.qk_heads, call.dqk, block_tokens);
   maps.k = token_map(call.k, call.batch, call.tokens, call.qk_heads, call.dqk, block_tokens);
   maps.v = token_map(call.v, call.batch, call.tokens, call.heads, call.dhv, block_tokens);
   maps.h = token_map(call.h, call.batch, call.tokens, call.heads, call.dhv, block_tokens);
-  launch_chained("forward", forward_kernel<M, N, Normalized, Keep>, std::min(shape.items, multiprocessors()), threads,
-                 Space<M, N>::bytes, stream, maps, call, shape);
+  launch_chained("forward", forward_kernel<M, N, Normalized, Keep>, shape.blocks, threads, Space<M, N>::bytes, stream,
+                 maps, call, shape);
 }
 
 template <int M, int N>
 void launch(const Call<float>& call, cudaStream_t stream) {
-  if constexpr (M <= 2) {  // the plan keeps no states where dqk is above 128
-    if (call.kept_chunk > 0)
-      return call.normalized ? launch_kernel<M, N, true, true>(call, stream)
-                             : launch_kernel<M, N, false, true>(call, stream);
-  }
+  if (call.kept_chunk > 0)
+    return call.normalized ? launch_kernel<M, N, true, true>(call, stream)
+                           : launch_kernel<M, N, false, true>(call, stream);
   call.normalized ? launch_kernel<M, N, true, false>(call, stream) : launch_kernel<M, N, false, false>(call, stream);
 }
 

@@ -21,6 +21,14 @@ struct Movers : Block<M, N, Normalized, Keep> {
   using typename Base::KeySlots;
   using typename Base::Slots;
   using typename Base::Space;
+  // Of a number per token and head. The plan sees to it that columns of blocks of 64 tokens can be counted in 32 bits,
+  // and a wide state has more than 64 columns.
+  using Index = std::conditional_t<Space::wide, int, std::int64_t>;
+
+  __device__ __forceinline__ Index first_of(const Item& it) const {
+    return static_cast<Index>(it.head) * static_cast<Index>(call.all_tokens()) +
+           static_cast<Index>(it.sequence) * static_cast<Index>(call.tokens);
+  }
 
   // Wide states: K by one thread, Q and V by another. K's ring has less room than theirs, and one that waits for it
   // would hold them up.
@@ -66,16 +74,16 @@ struct Movers : Block<M, N, Normalized, Keep> {
     const int lane = threadIdx.x % 32;
     Slots ring;
     each_item([&](const Item& it) {
-      const std::int64_t row = it.head * call.all_tokens() + it.sequence * call.tokens;
+      const Index row = first_of(it);
 #pragma unroll 1
       for (int block = it.low; block < it.high; ++block, ring.advance()) {
         arch::wait(at(Space::v_empty, ring.slot), ring.phase ^ 1);
         const unsigned to = at(Space::gates, ring.slot, Space::gate_bytes);
 #pragma unroll 1
         for (int t = lane; t < block_tokens; t += 32) {
-          const std::int64_t token = static_cast<std::int64_t>(block) * block_tokens + t;
+          const int token = block * block_tokens + t;
           const bool valid = token < call.tokens;
-          std::int64_t from = valid ? row + token : row;
+          Index from = valid ? row + token : row;
           arch::forget(from);  // five pointers kept over the loop would not fit into the registers
           arch::copy_small<8>(to + Space::u + 8 * t, call.u + from, valid);
           arch::copy_small<8>(to + Space::c + 8 * t, call.log_c + from, valid);
@@ -84,7 +92,7 @@ struct Movers : Block<M, N, Normalized, Keep> {
           if (Normalized) arch::copy_small<4>(to + Space::floor + 4 * t, call.floor + from, valid);
         }
         if (lane == 0) {
-          std::int64_t unit = (static_cast<std::int64_t>(it.sequence) * it.chunks + block) * call.heads + it.head;
+          int unit = (it.sequence * it.chunks + block) * call.heads + it.head;
           arch::forget(unit);
           arch::copy_small<4>(to + Space::decay, call.gbar + unit, true);
         }
@@ -99,7 +107,7 @@ struct Movers : Block<M, N, Normalized, Keep> {
     Slots ring(warpgroup);
     unsigned c_phase = 0;
     each_block(warpgroup, [&](const Item& it, int block) {
-      if (Keep) {
+      if (Keep && !Space::wide) {
         arch::wait(at(Space::c_full, warpgroup), c_phase);
         c_phase ^= 1;
         if (it.tile == 0 && is_kept(block)) keep_n(it, block, warpgroup);
@@ -107,7 +115,6 @@ struct Movers : Block<M, N, Normalized, Keep> {
         if (lane == 0) keep_state(it, block);
       }
       arch::named_wait(staged_barrier(warpgroup), warpgroup_threads + 32);
-      if (Normalized && it.tile == 0) store_rows(it, block, at(Space::rows, ring.slot, Space::row_bytes));
       if (lane == 0) {
 #pragma unroll 1
         for (int p = 0; p < N / 64; ++p)
@@ -115,6 +122,7 @@ struct Movers : Block<M, N, Normalized, Keep> {
                           block * block_tokens, it.head, it.sequence);
         arch::commit_stores();
       }
+      if (Normalized && it.tile == 0) store_rows(it, block, at(Space::rows, ring.slot, Space::row_bytes));
       if (lane == 0) arch::wait_stores_read<0>();
       __syncwarp();
       if (lane == 0) arch::arrive(at(Space::q_empty, ring.slot * Space::parts));
@@ -153,9 +161,9 @@ struct Movers : Block<M, N, Normalized, Keep> {
   __device__ void store_rows(const Item& it, int block, unsigned rows) const {
 #pragma unroll 1
     for (int t = threadIdx.x % 32; t < block_tokens; t += 32) {
-      const std::int64_t token = static_cast<std::int64_t>(block) * block_tokens + t;
+      const int token = block * block_tokens + t;
       if (token >= call.tokens) continue;
-      std::int64_t to = it.head * call.all_tokens() + it.sequence * call.tokens + token;
+      Index to = first_of(it) + token;
       arch::forget(to);  // as in load_gates
       call.inverse[to] = arch::read_float(rows + Space::inverse + 4 * t);
       call.slope[to] = arch::read_float(rows + Space::slope + 4 * t);

@@ -36,7 +36,10 @@ struct Space : Roles<M, N> {
   static constexpr int floor = abar + 4 * block_tokens, decay = floor + 4 * block_tokens, gate_bytes = decay + 16;
 
   static constexpr int q = 0, k = q + slots * q_bytes, v = k + k_slots * part_bytes, state = v + slots * v_bytes;
-  static constexpr int n = state + c_bytes, n_part = 2 * 64 * M, n_bytes = 3 * n_part;  // for each warpgroup of outputs
+  // n for each warpgroup of outputs, in three terms: rows of a product's operand of eight, where that has room.
+  static constexpr bool n_rows = wide;
+  static constexpr int n = state + c_bytes, n_panel = n_rows ? 1024 : 128;
+  static constexpr int n_part = n_rows ? 128 : M * n_panel, n_bytes = n_rows ? M * n_panel : 3 * n_part;
   static constexpr int gates = n + Roles<M, N>::outputs * n_bytes, rows = gates + slots * gate_bytes;
   static constexpr int inverse = 0, slope = 4 * block_tokens, row_bytes = 8 * block_tokens;  // 1 / den and its slope
   static constexpr int barriers = rows + slots * row_bytes;
@@ -48,11 +51,20 @@ struct Space : Roles<M, N> {
 };
 
 // Of a thread, by what it does: 512 for one thread of each warpgroup. Found by trial, so that nothing spills.
-template <int M, int N, bool Normalized>
+template <int M, int N, bool Normalized, bool Keep>
 struct Registers {
   using Roles = forward::Roles<M, N>;
-  static constexpr int outputs = Roles::wide ? 144 : N == 64 ? (Normalized ? 136 : 144) : M == 1 ? 160 : 144;
-  static constexpr int state = Roles::wide ? 168 : N == 64 ? (Normalized ? 200 : 184) : M == 1 ? 152 : 184;
+  static constexpr bool tall = M > 2 && N == 64;  // all rows of a state of dqk above 128 in one warpgroup
+  static constexpr int outputs = Roles::wide    ? 136
+                                 : tall && Keep ? 128
+                                 : N == 64      ? (Normalized ? 136 : 144)
+                                 : M == 1       ? 160
+                                                : 144;
+  static constexpr int state = Roles::wide    ? 176
+                               : tall && Keep ? 216
+                               : N == 64      ? (Normalized ? 200 : 184)
+                               : M == 1       ? 152
+                                              : 184;
   static constexpr int movers = 512 - Roles::outputs * outputs - Roles::carriers * state;
 };
 
@@ -61,7 +73,8 @@ struct Maps {
 };
 
 struct Shape {
-  int column_tiles, items;
+  int column_tiles, items, blocks;
+  float scale, eps;             // from here they take no registers
   int kept_shift, kept_chunks;  // log2 of the blocks between kept states, and how many of these a sequence has
 };
 
@@ -69,14 +82,15 @@ struct Shape {
 struct Item {
   int tile, head, segment, chunks, low, high;
   int sequence;
+  unsigned unit;
 
-  __device__ Item(const Call<float>& call, unsigned unit, int column_tiles) {
-    tile = static_cast<int>(unit % column_tiles);
-    unit /= column_tiles;
-    head = static_cast<int>(unit % call.heads);
-    unit /= call.heads;
-    sequence = static_cast<int>(unit % call.sequences);
-    segment = static_cast<int>(unit / call.sequences);
+  __device__ Item(const Call<float>& call, unsigned number, int column_tiles) : unit(number) {
+    tile = static_cast<int>(number % column_tiles);
+    number /= column_tiles;
+    head = static_cast<int>(number % call.heads);
+    number /= call.heads;
+    sequence = static_cast<int>(number % call.sequences);
+    segment = static_cast<int>(number / call.sequences);
     chunks = call.chunks_per_row;
     low = min(segment * call.chunks_per_segment, chunks);
     high = min(low + call.chunks_per_segment, chunks);
@@ -87,12 +101,12 @@ struct Item {
 template <int M, int N, bool Normalized, bool Keep>
 struct Block {
   using Space = forward::Space<M, N>;
-  static constexpr auto terms = Keep ? Terms::two_in_turn : Terms::one;
-  using Tile = std::conditional_t<Space::wide, StateTile<M / 2, N, terms, 1, 3>, StateTile<M, N, terms>>;
+  // Wide states that are kept have room for both terms of keys in two sets of registers.
+  static constexpr auto terms = !Keep ? Terms::one : Space::wide ? Terms::two : Terms::two_in_turn;
+  using Tile = std::conditional_t<Space::wide, StateTile<M / 2, N, terms, 1, Keep ? 2 : 3>, StateTile<M, N, terms>>;
   static constexpr auto depth = arch::Major::depth, across = arch::Major::across;
   using Slots = Ring<Space::slots>;  // of Q and of V, which go round together
   using KeySlots = Ring<Space::k_slots>;
-  static_assert(!(Space::wide && Keep), "a wide state is not kept");
 
   const Call<float>& call;
   const Maps& maps;
@@ -103,7 +117,7 @@ struct Block {
   template <class Work>
   __device__ void each_item(const Work& work) const {
 #pragma unroll 1
-    for (int unit = blockIdx.x; unit < shape.items; unit += gridDim.x) {
+    for (int unit = blockIdx.x; unit < shape.items; unit += shape.blocks) {
       const Item it(call, unit, shape.column_tiles);
       if (it.low < it.high) work(it);
     }
