@@ -134,6 +134,9 @@ constexpr HopperShape hopper_shapes[] = {
     {2, 1000, 3, 128, 192, Layout::bthd, InputGate::exponential, true},
     {1, 1024, 2, 8, 8, Layout::bthd, InputGate::sigmoid, true},
     {2, 1000, 9, 128, 256},  // 144 tiles: more than multiprocessors
+    // Segments that are summed up in pieces.
+    {1, 16384, 40, 8, 8, Layout::bthd, InputGate::exponential, true},
+    {1, 16000, 20, 8, 136, Layout::bhtd, InputGate::sigmoid, true},
     // Wide heads: keys by 128 columns of dqk, values by 256 of dhv.
     {2, 1000, 2, 256, 512, Layout::bthd, InputGate::exponential, true},
     {1, 1000, 3, 256, 512, Layout::fused, InputGate::sigmoid},
@@ -155,6 +158,7 @@ constexpr HopperShape hopper_shapes[] = {
 TEST_F(Cuda, GradientsOnHopper) {
   if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
   bool keep = false;
+  std::int64_t pieces = 1;
   for (const HopperShape& shape : hopper_shapes) {
     keep = !keep;
     Case c = gpu_case({.batch = shape.batch,
@@ -177,10 +181,12 @@ TEST_F(Cuda, GradientsOnHopper) {
     forward(problem.forward(), on_gpu);
     EXPECT_TRUE(plan(problem.forward(), on_gpu).hopper) << label(c);
     EXPECT_TRUE(plan(problem.backward(), on_gpu).hopper_gradients) << label(c);
+    pieces = std::max(pieces, plan(problem.forward(), on_gpu).pieces);
     backward(problem.backward(), on_gpu);
     EXPECT_TRUE(within_bounds(judge.forward_errors(), c)) << label(c);
     EXPECT_TRUE(within_bounds(judge.backward_errors(), c)) << label(c);
   }
+  EXPECT_GT(pieces, 1);
 }
 
 // States that forward keeps carry their errors to the end of the sequence: every regime of the gates, more heads than
