@@ -24,6 +24,7 @@ struct Movers : Block<M, N, Normalized, Keep> {
   // Of a number per token and head. The plan sees to it that columns of blocks of 64 tokens can be counted in 32 bits,
   // and a wide state has more than 64 columns.
   using Index = std::conditional_t<Space::wide, int, std::int64_t>;
+  using Token = std::conditional_t<Space::lean, int, std::int64_t>;
 
   __device__ __forceinline__ Index first_of(const Item& it) const {
     return static_cast<Index>(it.head) * static_cast<Index>(call.all_tokens()) +
@@ -81,7 +82,7 @@ struct Movers : Block<M, N, Normalized, Keep> {
         const unsigned to = at(Space::gates, ring.slot, Space::gate_bytes);
 #pragma unroll 1
         for (int t = lane; t < block_tokens; t += 32) {
-          const int token = block * block_tokens + t;
+          const Token token = static_cast<Token>(block) * block_tokens + t;
           const bool valid = token < call.tokens;
           Index from = valid ? row + token : row;
           arch::forget(from);  // five pointers kept over the loop would not fit into the registers
@@ -92,7 +93,7 @@ struct Movers : Block<M, N, Normalized, Keep> {
           if (Normalized) arch::copy_small<4>(to + Space::floor + 4 * t, call.floor + from, valid);
         }
         if (lane == 0) {
-          int unit = (it.sequence * it.chunks + block) * call.heads + it.head;
+          Token unit = (static_cast<Token>(it.sequence) * it.chunks + block) * call.heads + it.head;
           arch::forget(unit);
           arch::copy_small<4>(to + Space::decay, call.gbar + unit, true);
         }
@@ -115,6 +116,8 @@ struct Movers : Block<M, N, Normalized, Keep> {
         if (lane == 0) keep_state(it, block);
       }
       arch::named_wait(staged_barrier(warpgroup), warpgroup_threads + 32);
+      if (!Space::lean && Normalized && it.tile == 0)
+        store_rows(it, block, at(Space::rows, ring.slot, Space::row_bytes));
       if (lane == 0) {
 #pragma unroll 1
         for (int p = 0; p < N / 64; ++p)
@@ -122,7 +125,8 @@ struct Movers : Block<M, N, Normalized, Keep> {
                           block * block_tokens, it.head, it.sequence);
         arch::commit_stores();
       }
-      if (Normalized && it.tile == 0) store_rows(it, block, at(Space::rows, ring.slot, Space::row_bytes));
+      if (Space::lean && Normalized && it.tile == 0)
+        store_rows(it, block, at(Space::rows, ring.slot, Space::row_bytes));
       if (lane == 0) arch::wait_stores_read<0>();
       __syncwarp();
       if (lane == 0) arch::arrive(at(Space::q_empty, ring.slot * Space::parts));
@@ -161,7 +165,7 @@ struct Movers : Block<M, N, Normalized, Keep> {
   __device__ void store_rows(const Item& it, int block, unsigned rows) const {
 #pragma unroll 1
     for (int t = threadIdx.x % 32; t < block_tokens; t += 32) {
-      const int token = block * block_tokens + t;
+      const Token token = static_cast<Token>(block) * block_tokens + t;
       if (token >= call.tokens) continue;
       Index to = first_of(it) + token;
       arch::forget(to);  // as in load_gates

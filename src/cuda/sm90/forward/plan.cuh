@@ -18,6 +18,7 @@ template <int M, int N>
 struct Roles {
   static constexpr bool wide = M * N > 256;
   static constexpr int outputs = wide ? 1 : 2, carriers = wide ? 2 : 1;  // warpgroups
+  static constexpr bool lean = M > 2;     // a thread of the state has 128 numbers of it: registers are short
   static constexpr int parts = carriers;  // Q and K of a block come and go in as many: each carrier has its own of K
 };
 
@@ -74,7 +75,7 @@ struct Maps {
 
 struct Shape {
   int column_tiles, items, blocks;
-  float scale, eps;             // from here they take no registers
+  float scale, eps;             // as the grid's size, from here they take no registers (Roles::lean)
   int kept_shift, kept_chunks;  // log2 of the blocks between kept states, and how many of these a sequence has
 };
 
@@ -117,7 +118,7 @@ struct Block {
   template <class Work>
   __device__ void each_item(const Work& work) const {
 #pragma unroll 1
-    for (int unit = blockIdx.x; unit < shape.items; unit += shape.blocks) {
+    for (int unit = blockIdx.x; unit < shape.items; unit += Space::lean ? shape.blocks : static_cast<int>(gridDim.x)) {
       const Item it(call, unit, shape.column_tiles);
       if (it.low < it.high) work(it);
     }
