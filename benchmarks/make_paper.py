@@ -54,8 +54,8 @@ def figures(tfla: Path, sheets: Sheets, out: Path) -> list[tuple[str, Callable[[
     forward = measured.gpu(gpu, 256, 512, "forward", "bfloat16")
     found = (
         measured.gpu(gpu, *dims, "training", variant)
-        for variant in ("bfloat16", "portable bfloat16")
-        for dims in ((128, 256), (256, 512))
+        for variant in ("bfloat16", "portable bfloat16", "portable float32")
+        for dims in ((64, 64), (128, 256), (256, 512))
     )
     training = [one for one in found if one]
     machine = sheets["roofline_machines"]

@@ -156,7 +156,7 @@ def over_intensity(curves: Sheet, machines: Sheet, stem: Path) -> None:
 
 def predicted(series: list[Series], stem: Path) -> None:
     """Measured time over chunk sizes against the model with fitted constants, and what the plan chooses."""
-    figure, axes = panels(len(series), width=3.4, height=3.1)
+    figure, axes = panels(len(series), width=3.4, height=3.1, in_row=4)
     for axis, one in zip(axes, series, strict=True):
         axis.plot(one.chunk, one.milliseconds, "k*-", linewidth=0.8, label="measured")
         axis.plot(one.chunk, one.predicted, "--", color="tab:blue", label="model")

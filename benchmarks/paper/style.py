@@ -36,9 +36,16 @@ plt.rcParams.update(
 )
 
 
-def panels(count: int, width: float = 3.6, height: float = 3.1, sharey: bool = False) -> tuple[Figure, list[Axes]]:
-    figure, axes = plt.subplots(1, count, figsize=(width * count, height), sharey=sharey, squeeze=False)
-    return figure, list(axes[0])
+def panels(
+    count: int, width: float = 3.6, height: float = 3.1, sharey: bool = False, in_row: int = 5
+) -> tuple[Figure, list[Axes]]:
+    """Side by side, `in_row` at most."""
+    rows = -(-count // in_row)
+    columns = -(-count // rows)
+    figure, axes = plt.subplots(rows, columns, figsize=(width * columns, height * rows), sharey=sharey, squeeze=False)
+    for axis in axes.flat[count:]:
+        axis.remove()
+    return figure, list(axes.flat[:count])
 
 
 def chunk_axis(axis: Axes, smallest: int = 4, largest: int = 13, every: int = 1) -> None:
