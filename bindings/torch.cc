@@ -202,19 +202,20 @@ tfla::Plan plan_of(tfla::Operation operation, const Args& args, const Place& pla
   return plan;
 }
 
-// Memory for the length of one call: from torch's allocator, on a GPU for the current stream and without a tensor
-// around it, or on the CPU, where little is needed, a block that each thread keeps (large blocks cost malloc
-// microseconds).
+// Memory for the length of one call: from torch's allocator, on a GPU for the current stream and, where torch offers
+// that, without a tensor around it, or on the CPU, where little is needed, a block that each thread keeps (large blocks
+// cost malloc microseconds).
 class Scratch {
  public:
   Scratch(std::size_t bytes, const Place& place) : bytes_(bytes) {
     if (bytes == 0) return;
-    if (place.execution().device == tfla::Device::cuda) {
+    const bool cuda = place.execution().device == tfla::Device::cuda;
+    if (cuda && aoti_torch_cuda_caching_allocator_raw_alloc != nullptr) {
       void* memory = nullptr;
       TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_caching_allocator_raw_alloc(bytes, &memory));
       memory_ = static_cast<std::byte*>(memory);
       cuda_ = true;
-    } else if (bytes > kept_bytes) {
+    } else if (cuda || bytes > kept_bytes) {
       tensor_ = place.empty(ScalarType::Byte, {static_cast<std::int64_t>(bytes)});
       memory_ = static_cast<std::byte*>(tensor_->mutable_data_ptr());
     } else {

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from inputs import make_state
 from tfla import State
@@ -130,6 +131,33 @@ def test_fused_projections_are_the_separate_ones():
     assert all(relative_error(a, b) < 1e-5 for a, b in zip(*grads, strict=True))
     with pytest.raises(ValueError, match="fuse is given with bias"):
         MLSTMLayer(DIM, HEADS, fuse=True, bias=True)
+
+
+class Adapted(nn.Module):
+    """As adapters do: shows the weight of the layer it stands for, and adds something to what that makes."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.weight, self.bias = layer, layer.weight, layer.bias
+
+    def forward(self, x):
+        return self.layer(x) + 1
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+@pytest.mark.parametrize("name", ["q", "output_gate", "cell.forget_gate"])
+def test_replaced_and_hooked_parts_are_called(name, fuse):
+    layer, x = make_layer(fuse=fuse), torch.randn(2, 9, DIM)
+    part, seen = layer.get_submodule(name), []
+    plain = layer(x)
+    hook = part.register_forward_hook(lambda module, args, out: seen.append(out.shape))
+    assert relative_error(layer(x), plain) < 1e-5 and len(seen) == 1
+    hook.remove()
+    parent, _, own = name.rpartition(".")
+    setattr(layer.get_submodule(parent), own, Adapted(part))
+    changed = layer(x)
+    assert relative_error(changed, plain) > 1e-3
+    assert relative_error(layer.prefill(x)[0], changed) < 1e-5
 
 
 def test_gates_as_configured():

@@ -16,7 +16,7 @@ from tfla.ops import State, mlstm, mlstm_step
 Mode = Literal["train", "prefill", "decode"]
 
 
-class _Gate(nn.Linear):
+class ScalarGate(nn.Linear):
     """Pre-activations of a gate: weights begin at zero, biases evenly spaced over heads."""
 
     def __init__(self, dim: int, heads: int, biases: tuple[float, float], **factory: Any) -> None:
@@ -77,9 +77,9 @@ class MLSTMCell(nn.Module):
         self.chunk_size = chunk_size
         self.exact_normalizer_grad = exact_normalizer_grad
         self.reset, self.track_gates = reset, track_gates
-        self.input_gate = _Gate(dim, heads, (input_gate_bias, input_gate_bias), device=device, dtype=dtype)
+        self.input_gate = ScalarGate(dim, heads, (input_gate_bias, input_gate_bias), device=device, dtype=dtype)
         self.input_gate.requires_grad_(train_input_gate)
-        self.forget_gate = _Gate(dim, heads, forget_gate_bias, device=device, dtype=dtype)
+        self.forget_gate = ScalarGate(dim, heads, forget_gate_bias, device=device, dtype=dtype)
 
     def forward(
         self,

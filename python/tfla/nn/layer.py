@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tfla._options import Gate, Normalizer
-from tfla.nn.cell import MLSTMCell, Mode
-from tfla.nn.linear import Linear, fused
+from tfla.nn.cell import MLSTMCell, Mode, ScalarGate
+from tfla.nn.linear import Linear, fused, unchanged
 from tfla.ops import State
 
 
@@ -130,15 +130,15 @@ class MLSTMLayer(nn.Module):
         A column per head is too narrow for a product of its own: backward then reads x once more for each gate. Their
         weights are joined in every call, which costs more than it gains where x is short.
         """
-        if mode != "train" or self.output_gate.bias is not None:
-            return self.q(x), self.k(x), self.v(x), self.output_gate(x), None
-        gates = (self.output_gate, self.cell.input_gate, self.cell.forget_gate)
-        if self.fuse:
-            q, k, v, o, i, f = fused(x, self.q, self.k, self.v, *gates)
-        else:
-            q, k, v = self.q(x), self.k(x), self.v(x)
-            o, i, f = fused(x, *gates)
-        return q, k, v, o, (i, f)
+        gates = (self.cell.input_gate, self.cell.forget_gate)
+        if mode == "train" and unchanged(Linear, self.output_gate) and unchanged(ScalarGate, *gates):
+            if self.fuse and unchanged(Linear, self.q, self.k, self.v):
+                q, k, v, o, i, f = fused(x, self.q, self.k, self.v, self.output_gate, *gates)
+                return q, k, v, o, (i, f)
+            if self.output_gate.bias is None:
+                o, i, f = fused(x, self.output_gate, *gates)
+                return self.q(x), self.k(x), self.v(x), o, (i, f)
+        return self.q(x), self.k(x), self.v(x), self.output_gate(x), None
 
     def prefill(
         self, x: Tensor, state: State | None = None, *, cu_seqlens: Tensor | None = None

@@ -14,6 +14,11 @@ class Linear(nn.Linear):
         return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
+def unchanged(kind: type[nn.Module], *layers: nn.Module) -> bool:
+    """Whether layers may be left out for their weights: none was replaced, by an adapter say, or has hooks."""
+    return all(type(x) is kind and not x._forward_hooks and not x._forward_pre_hooks for x in layers)
+
+
 def fused(x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
     """What several layers make of x, their biases left out, by one product: x is read once, forward and backward."""
     weights = [layer.weight for layer in layers]
