@@ -225,7 +225,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="training steps (gates 500, ablations 300) or timed steps (3)")
     parser.add_argument("--time-limit", type=float, help="seconds of one run, after which it stops where it is")
     parser.add_argument("--sizes", default="1.4b,400m,160m", help="of steps")
-    parser.add_argument("--models", default="exp,sigmoid,transformer,xlstm", help="of steps")
+    parser.add_argument("--models", default="exp,sigmoid,transformer,xlstm,xlstm-compiled", help="of steps")
     parser.add_argument("--batch", type=int, help="sequences: gates 8, ablations 32, steps 8, halved where it must be")
     parser.add_argument("--context", type=int, help="tokens of a sequence: gates 4096, ablations 1024, steps 8192")
     parser.add_argument("--fuse", action="store_true", help="of steps: one product for projections of the same input")

@@ -8,9 +8,10 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-TARGETS = {  # of the step time at 1.4b
-    "published xlstm / tfla exp": 1.25,
-    "Transformer / tfla exp": 1.3,
+TARGETS = {  # of the step time at 1.4b: how many times that of tfla exp
+    "xlstm": ("published xlstm, as it is / tfla exp", 1.25),
+    "xlstm-compiled": ("published xlstm with its blocks under torch.compile / tfla exp", 1.25),
+    "transformer": ("Transformer / tfla exp", 1.3),
 }
 LABELS = {"exp": "mLSTMexp", "sigmoid": "mLSTMsig", "transformer": "Transformer", "xlstm": "published xlstm"}
 
@@ -170,7 +171,7 @@ def targets(name: str, large: dict[str, dict[str, Any]]) -> list[str]:
     def row(what: str, target: str, measured: str, met: bool) -> None:
         rows.append(f"| {what} | {target} | {measured} | {'met' if met else '**missed**'} |")
 
-    for (what, target), peer in zip(TARGETS.items(), ("xlstm", "transformer"), strict=True):
+    for peer, (what, target) in TARGETS.items():
         if peer in large:
             ratio = large[peer]["milliseconds"] / ours["milliseconds"]
             row(what, f"at least {target}", f"{ratio:.2f}", ratio >= target)

@@ -1,7 +1,8 @@
 """Time of a training step: tfla's xLSTM, the published xlstm package, and the Transformer, one after the other.
 
 A step is forward, loss, backward, clipping and AdamW, on rows of random tokens, with float32 master weights. All
-subjects share loss, clipping and optimizer.
+subjects share loss, clipping and optimizer. The published package runs as it is, and once more with its blocks under
+torch.compile, as ours are.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from tfla.lm.model import LanguageModel
 from tfla.lm.optimizer import make_optimizer
 from tfla.lm.parallel import World, spread
 
-SUBJECTS = ("exp", "sigmoid", "xlstm", "transformer")
+SUBJECTS = ("exp", "sigmoid", "xlstm", "xlstm-compiled", "transformer")
+PUBLISHED = ("xlstm", "xlstm-compiled")  # as the package runs, and with its blocks under torch.compile
 XLSTM_KERNELS = {
     "cuda": ("chunkwise--triton_xl_chunk", "native_sequence__triton", "triton"),
     "cpu": ("chunkwise--native_autograd", "native_sequence__native", "native"),
@@ -40,6 +42,7 @@ KERNELS = {
     "exp": r"tfla::",
     "sigmoid": r"tfla::",
     "xlstm": r"mlstm",
+    "xlstm-compiled": r"mlstm",
     "transformer": r"flash|fmha|sdpa|scaled_dot_product|attention|cudnn.*attn",
 }
 
@@ -65,7 +68,7 @@ class Options:
 class Published(nn.Module):
     """xlstm's own model and kernels, with the loss all subjects share. Its master weights are float32 by autocast."""
 
-    def __init__(self, config: ModelConfig, options: Options) -> None:
+    def __init__(self, config: ModelConfig, options: Options, compiled: bool) -> None:
         super().__init__()
         package: Any = importlib.import_module("xlstm.xlstm_large.model")
         chunkwise, sequence, step = XLSTM_KERNELS[options.device]
@@ -87,7 +90,7 @@ class Published(nn.Module):
         )
         self.options = options
         self.cap = config.logit_soft_cap
-        if options.compile:
+        if compiled:
             for block in self.model.backbone.blocks:
                 block.compile()
 
@@ -124,7 +127,7 @@ def model_config(subject: str, options: Options) -> ModelConfig:
 
 def missing(subject: str, device: str) -> str | None:
     """Why a subject cannot be measured here."""
-    if subject != "xlstm":
+    if subject not in PUBLISHED:
         return None
     try:
         importlib.import_module("xlstm.xlstm_large.model")
@@ -212,7 +215,10 @@ def measure(subject: str, options: Options) -> dict[str, Any]:
         fastest_attention(config, options) if subject == "transformer" else (None, contextlib.nullcontext)
     )
     with torch.device(options.device):
-        module = Published(config, options) if subject == "xlstm" else Ours(config, options, training)
+        if subject in PUBLISHED:
+            module: nn.Module = Published(config, options, options.compile and subject == "xlstm-compiled")
+        else:
+            module = Ours(config, options, training)
     optimizer = make_optimizer(module, training)
     tokens = torch.randint(0, config.vocab, (options.batch, options.context + 1), device=options.device)
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
@@ -255,22 +261,22 @@ def compare(subjects: tuple[str, ...], options: Options, say: Callable[[str], No
     """All subjects at one size and one batch: where one of them runs out of memory, the batch is halved for all."""
     rows: dict[str, dict[str, Any]] = {}
     # The one that needs the most memory goes first, so that less is measured in vain.
-    for subject in sorted(subjects, key=lambda name: name != "xlstm"):
+    for subject in sorted(subjects, key=lambda name: name not in PUBLISHED):
         reason = missing(subject, options.device)
         if reason is not None:
             rows[subject] = {"model": subject, "size": options.size, "failed": reason}
             continue
         say(f"{options.size} {subject}, batch {options.batch}")
         row = _attempt(subject, options)
-        if row is not None and subject == "xlstm" and os.environ.get("DISABLE_LLVM_OPT"):
+        if row is not None and subject in PUBLISHED and os.environ.get("DISABLE_LLVM_OPT"):
             row["not_optimized"] = "DISABLE_LLVM_OPT was set"
-        elif row is not None and "failed" in row and subject == "xlstm" and options.device == "cuda":
+        elif row is not None and "failed" in row and subject in PUBLISHED and options.device == "cuda":
             say(f"{options.size} {subject} fails: without LLVM's optimization of Triton kernels")
             reason = row["failed"]
             with _environment("DISABLE_LLVM_OPT", "1"):
                 row = _attempt(subject, options)
             row = None if row is None else {**row, "not_optimized": reason}
-        if row is not None and "failed" in row and options.compile:
+        if row is not None and "failed" in row and options.compile and subject != "xlstm":
             say(f"{options.size} {subject} fails under torch.compile: without it")
             reason, row = row["failed"], _attempt(subject, replace(options, compile=False))
             row = None if row is None else {**row, "not_compiled": reason}
@@ -322,7 +328,7 @@ def _send(sender: Connection, function: Callable[..., Any], arguments: tuple[Any
 
 def _attempt(subject: str, options: Options) -> dict[str, Any] | None:
     """A row; None where memory does not suffice."""
-    if subject == "xlstm" and options.device == "cuda":
+    if subject in PUBLISHED and options.device == "cuda":
         try:
             return isolated(_attempt_here, subject, options)
         except RuntimeError as error:
@@ -337,7 +343,7 @@ def _attempt_here(subject: str, options: Options) -> dict[str, Any] | None:
     except torch.cuda.OutOfMemoryError:
         pass
     except Exception as error:  # a peer that cannot run here is reported, not hidden
-        if subject != "xlstm":
+        if subject not in PUBLISHED:
             raise
         row = {"model": subject, "size": options.size, "failed": str(error).strip().splitlines()[0][:200]}
     release()  # out here: an error that is being handled holds on to the model

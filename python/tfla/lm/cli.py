@@ -348,7 +348,8 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command("bench", _bench, "time of a training step beside the published xlstm and a Transformer")
     sub.add_argument("--sizes", type=_words, default=("160m",))
-    sub.add_argument("--models", type=_words, default=("exp", "sigmoid", "xlstm", "transformer"))
+    subjects = ("exp", "sigmoid", "xlstm", "xlstm-compiled", "transformer")
+    sub.add_argument("--models", type=_words, default=subjects, help=f"default {','.join(subjects)}")
     sub.add_argument("--context", type=int, default=8192)
     sub.add_argument("--batch", type=int, default=8, help="rows; halved for all where it does not fit for one")
     sub.add_argument("--steps", type=int, default=5, help="timed steps, after two")
