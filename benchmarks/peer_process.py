@@ -104,7 +104,8 @@ class PeerProcess:
         return row
 
     def _last_words(self) -> str:
-        assert self._process is not None
+        if self._process is None:  # ended from outside while it worked
+            return "stopped"
         status = self._process.wait()
         self.stop()
         how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
