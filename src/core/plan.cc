@@ -114,7 +114,9 @@ void choose_cuda_ranges(Plan& plan, const MlstmOptions& options, bool hopper_sha
   // keep it busy. Segments make up for the rest, as long as each has a few chunks.
   constexpr std::int64_t wanted_blocks = 528, fewest_chunks = 4, most_segments = 64;
   const std::int64_t tiles = ceil_div(plan.shape.dqk, 64) * ceil_div(plan.shape.dhv, 128);
-  const std::int64_t blocks = std::max<std::int64_t>(plan.shape.sequences * plan.shape.heads * tiles, 1);
+  // Packed sequences may be of any length, and one of them may be nearly all there is.
+  const std::int64_t sequences = plan.hopper && plan.shape.sequences > plan.shape.batch ? 1 : plan.shape.sequences;
+  const std::int64_t blocks = std::max<std::int64_t>(sequences * plan.shape.heads * tiles, 1);
   const std::int64_t chunks = ceil_div(longest, plan.chunk);
   plan.segments = std::clamp<std::int64_t>(std::min(wanted_blocks / blocks, chunks / fewest_chunks), 1, most_segments);
 }

@@ -9,10 +9,45 @@ namespace tfla::cuda {
 
 namespace {
 
+// The parts of one sequence. Bad boundaries, which the host cannot see, do not lead out of the list.
+template <class Real>
+__device__ void list_parts(const Call<Real>& call, int sequence) {
+  const auto size = static_cast<unsigned>(call.segment_tokens());
+  const auto followed = [&](unsigned length) { return length > 0 ? (length - 1) / size : 0; };
+  const auto length_from = [&](std::int64_t start, std::int64_t end) {
+    return static_cast<unsigned>(max(end - start, std::int64_t{0}));
+  };
+  const std::int64_t own_start = sequence_start(call, sequence);
+  const unsigned own = length_from(own_start, sequence_start(call, sequence + 1));
+  const unsigned own_followed = followed(own), own_rest = own - own_followed * size;
+  unsigned before = 0, all = 0, rank = 0;
+  std::int64_t start = sequence_start(call, 0);
+  for (int s = 0; s < call.sequences; ++s) {
+    const std::int64_t end = sequence_start(call, s + 1);
+    const unsigned length = length_from(start, end), count = followed(length), rest = length - count * size;
+    start = end;
+    all += count;
+    if (s < sequence) before += count;
+    if (rest > own_rest || (rest == own_rest && s < sequence)) ++rank;
+  }
+  const auto most = static_cast<unsigned>(call.most_parts());
+  const auto list = [&](unsigned place, unsigned segment) {
+    if (place < most)
+      call.parts[1 + place] = {sequence, static_cast<int>(segment), static_cast<int>(own_start), static_cast<int>(own)};
+  };
+  for (unsigned segment = 0; segment < own_followed; ++segment) list(before + segment, segment);
+  list(all + rank, own_followed);
+  if (sequence != 0) return;
+  const auto parts = static_cast<unsigned>(call.sequences) + all;
+  call.parts[0] = {static_cast<int>(min(parts, most)), static_cast<int>(min(all, most)), 0, 0};
+}
+
 template <class Real>
 __global__ void chunk_table_kernel(Call<Real> call) {
   const std::int64_t number = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
   if (number >= call.numbers) return;
+  if (call.parts != nullptr && call.cu_seqlens != nullptr && number < call.sequences)
+    list_parts(call, static_cast<int>(number));
   std::int64_t low = 0, high = call.sequences;  // the owner is in [low, high)
   while (high - low > 1) {
     const std::int64_t middle = (low + high) / 2;

@@ -162,17 +162,15 @@ struct Segment {
   }
 };
 
-// Where the C and n of a segment lie among the totals.
+// C and n at a boundary of segments (Call::boundary): of a total, then of the state there.
 template <class Real>
-__device__ __forceinline__ Real* segment_state(const Call<Real>& call, std::int64_t sequence, int head, int segment) {
-  const std::int64_t size = static_cast<std::int64_t>(call.dqk) * call.padded_dhv();
-  return call.segment_states + ((sequence * call.heads + head) * call.segments + segment) * size;
+__device__ __forceinline__ Real* segment_state(const Call<Real>& call, std::int64_t boundary) {
+  return call.segment_states + boundary * call.dqk * call.padded_dhv();
 }
 template <class T>
 __device__ __forceinline__ typename Config<T>::Norm* segment_norm(const Call<typename Config<T>::Real>& call,
-                                                                  std::int64_t sequence, int head, int segment) {
-  return static_cast<typename Config<T>::Norm*>(call.segment_norms) +
-         ((sequence * call.heads + head) * call.segments + segment) * call.dqk;
+                                                                  std::int64_t boundary) {
+  return static_cast<typename Config<T>::Norm*>(call.segment_norms) + boundary * call.dqk;
 }
 
 template <class T, Time Direction, Pass Which>
@@ -219,8 +217,16 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks + (is_16_bit<
   const int n_row = row + static_cast<int>(threadIdx.x);
   const bool carries_n = col == 0 && threadIdx.x < tile_rows && n_row < call.dqk;
   Norm n = 0;
-  Real* own = call.segments > 1 ? segment_state(call, sequence, head, index) : nullptr;
-  Norm* own_n = own == nullptr ? nullptr : segment_norm<T>(call, sequence, head, index);
+  // Its total goes to the boundary that time comes to, its state comes from the other one, if there is one.
+  Real* own = nullptr;
+  Norm* own_n = nullptr;
+  if (Which == Pass::totals || (Direction == Time::forward ? index > 0 : segment.high < segment.chunks)) {
+    constexpr bool after = (Which == Pass::totals) == (Direction == Time::forward);
+    const std::int64_t boundary =
+        call.boundary(sequence, sequence_start(call, sequence), after ? index : index - 1, head);
+    own = segment_state(call, boundary);
+    own_n = segment_norm<T>(call, boundary);
+  }
   if (Which == Pass::proper) {
     const StateRows& from = flow.from_C();
     const StateRows& from_n = flow.from_n();
@@ -376,17 +382,17 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks + (is_16_bit<
     state_element<Real>(flow.to_n(), sequence, head, 0, n_row) = static_cast<Real>(n);
 }
 
-// Totals of the segments become the states they start from. One thread per element of the state.
+// Totals of the segments of a sequence become the states at their boundaries. One thread per element of the state.
 template <class T, Time Direction>
-__global__ void __launch_bounds__(block_threads)
-    segment_scan_kernel(Call<typename Config<T>::Real> call, int element_blocks) {
+__device__ void scan_sequence(const Call<typename Config<T>::Real>& call, std::int64_t sequence, int head, int block) {
   using Real = typename Config<T>::Real;
-  const std::int64_t unit = blockIdx.x / element_blocks;
-  const int head = static_cast<int>(unit % call.heads);
-  const std::int64_t sequence = unit / call.heads;
-  const Flow<T, Direction> flow{call, head};
   using Norm = typename Config<T>::Norm;
+  const Flow<T, Direction> flow{call, head};
+  const Segment<Real> whole(call, sequence, 0, call.chunks_per_segment);
+  const int used = (whole.chunks + call.chunks_per_segment - 1) / call.chunks_per_segment;
+  if (used < 2) return;
   __shared__ Norm decays[largest_segments];
+  __syncthreads();  // nobody reads those of the sequence before
   if (threadIdx.x < call.segments) {
     const Segment<Real> segment(call, sequence, threadIdx.x, call.chunks_per_segment);
     Norm decay = 1;
@@ -399,32 +405,42 @@ __global__ void __launch_bounds__(block_threads)
     decays[threadIdx.x] = decay;
   }
   __syncthreads();
-  const std::int64_t element = blockIdx.x % element_blocks * static_cast<std::int64_t>(block_threads) + threadIdx.x;
+  const std::int64_t element = block * static_cast<std::int64_t>(block_threads) + threadIdx.x;
   const std::int64_t matrix = static_cast<std::int64_t>(call.dqk) * call.padded_dhv();
   if (element >= matrix + call.dqk) return;
-  const Segment<Real> whole(call, sequence, 0, call.chunks_per_segment);
-  const int used = (whole.chunks + call.chunks_per_segment - 1) / call.chunks_per_segment;
-  // totals(segment) is replaced by the sum of those before it, each decayed by what lies between.
-  const auto scan = [&](auto running, const auto& totals) {
-    if (used == 0) totals(0) = running;
-    for (int s = 0; s < used; ++s) {
-      const int index = Direction == Time::forward ? s : used - 1 - s;
-      const auto sum = totals(index);
-      totals(index) = running;
-      running = static_cast<decltype(running)>(decays[index]) * running + sum;
+  const std::int64_t boundary = call.boundary(sequence, sequence_start(call, sequence), 0, head);
+  // What is carried over a segment: its decay times what came in, and its total.
+  const auto scan = [&](auto running, const auto& at) {
+    for (int s = 0; s + 1 < used; ++s) {
+      const int index = Direction == Time::forward ? s : used - 2 - s;
+      const auto decay = static_cast<decltype(running)>(decays[Direction == Time::forward ? index : index + 1]);
+      auto& place = at(boundary + static_cast<std::int64_t>(index) * call.heads);
+      place = running = decay * running + place;
     }
   };
   if (element >= matrix) {
     const std::int64_t r = element - matrix;
     Norm first = 0;
     if (flow.from_n().data != nullptr) first = state_element<Real>(flow.from_n(), sequence, head, 0, r);
-    scan(first, [&](int index) -> Norm& { return segment_norm<T>(call, sequence, head, index)[r]; });
+    scan(first, [&](std::int64_t place) -> Norm& { return segment_norm<T>(call, place)[r]; });
   } else {
     const std::int64_t r = element / call.padded_dhv(), c = element % call.padded_dhv();
     Real first = 0;
     if (c < call.dhv && flow.from_C().data != nullptr) first = state_element<Real>(flow.from_C(), sequence, head, r, c);
-    scan(first, [&](int index) -> Real& { return segment_state(call, sequence, head, index)[element]; });
+    scan(first, [&](std::int64_t place) -> Real& { return segment_state(call, place)[element]; });
   }
+}
+
+template <class T, Time Direction>
+__global__ void __launch_bounds__(block_threads)
+    segment_scan_kernel(Call<typename Config<T>::Real> call, int element_blocks) {
+  const int block = static_cast<int>(blockIdx.x % element_blocks);
+  const std::int64_t unit = blockIdx.x / element_blocks;
+  const int head = static_cast<int>(unit % call.heads);
+  if (call.parts == nullptr || call.cu_seqlens == nullptr)
+    return scan_sequence<T, Direction>(call, unit / call.heads, head, block);
+  for (int part = 1; part <= call.parts[0].segment; ++part)
+    if (call.parts[part].segment == 0) scan_sequence<T, Direction>(call, call.parts[part].sequence, head, block);
 }
 
 template <class T, Time Direction>
@@ -453,7 +469,8 @@ void launch_segment_scan(const Call<typename Config<T>::Real>& call, Time direct
   launch_blocks(
       "segment_scan",
       direction == Time::forward ? segment_scan_kernel<T, Time::forward> : segment_scan_kernel<T, Time::reverse>,
-      call.sequences * call.heads * element_blocks, block_threads, 0, stream, call, element_blocks);
+      (call.parts != nullptr && call.cu_seqlens != nullptr ? 1 : call.sequences) * call.heads * element_blocks,
+      block_threads, 0, stream, call, element_blocks);
 }
 
 template <class T>

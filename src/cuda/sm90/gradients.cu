@@ -25,6 +25,7 @@ __global__ void __launch_bounds__(threads, 1)
 #if __CUDA_ARCH__ == 900
   extern __shared__ __align__(1024) unsigned char shared[];
   const unsigned memory = arch::shared_address(shared);
+  if (first_tile(work) >= work.tiles) return;
   if (threadIdx.x == 0) Barriers<Size>{memory + Plan<Size>::barriers}.init();
   __syncthreads();
   switch (static_cast<Role>(threadIdx.x / warpgroup)) {
@@ -65,7 +66,7 @@ using namespace gradients;
 
 Maps maps_of(const Call<float>& call, int dqk_panels) {
   const auto tokens = [&](const Rows& rows, int columns, int box) {
-    return token_map(rows, call.batch, call.tokens, call.heads, columns, box);
+    return token_map(call, rows, call.heads, columns, box);
   };
   const auto states = [&](const void* data) {
     return matrix_map(data, call.numbers * call.heads, call.dqk, call.padded_dhv(), dqk_panels * panel);
@@ -91,13 +92,14 @@ Work work_of(const Call<float>& call) {
           .row_sums = call.row_sums,
           .column_sums = call.column_sums,
           .outflow = call.outflow,
+          .chunks = call.cu_seqlens != nullptr ? call.chunks : nullptr,
           .scale = static_cast<float>(call.scale),
           .heads = call.heads,
           .chunks_per_row = call.chunks_per_row,
           .tokens = static_cast<int>(call.tokens),
           .all_tokens = static_cast<int>(call.all_tokens()),
           .by_heads = Divider(static_cast<std::uint32_t>(call.heads)),
-          .by_chunks_per_row = Divider(static_cast<std::uint32_t>(call.chunks_per_row)),
+          .by_chunks_per_row = Divider(static_cast<std::uint32_t>(std::max(call.chunks_per_row, 1))),
           .tiles = static_cast<unsigned>(call.numbers * call.heads)};
 }
 

@@ -4,6 +4,7 @@
 #include "cuda/arch/barrier.cuh"
 #include "cuda/arch/tma.cuh"
 #include "cuda/sm90/ring.cuh"
+#include "cuda/sm90/segment.cuh"
 #include "cuda/sm90/state_tile.cuh"
 #include "cuda/sm90/tensor_map.h"
 
@@ -47,26 +48,18 @@ struct Maps {
 };
 
 struct Shape {
-  int column_tiles, items;
+  int column_tiles, units;      // units: heads and column tiles of a segment
   int kept_shift, kept_chunks;  // log2 of the blocks between kept states, and how many of these a sequence has
 };
 
-// The blocks of 64 tokens of one segment, and the columns.
-struct Item {
-  int tile, head, segment, chunks, low, high;
-  int sequence;
+// The blocks of 64 tokens of one segment, as chunks, and the columns.
+struct Item : Segment {
+  int tile, head;
 
-  __device__ Item(const Call<float>& call, unsigned unit, int column_tiles) {
-    tile = static_cast<int>(unit % column_tiles);
-    unit /= column_tiles;
-    head = static_cast<int>(unit % call.heads);
-    unit /= call.heads;
-    sequence = static_cast<int>(unit % call.sequences);
-    segment = static_cast<int>(unit / call.sequences);
-    chunks = call.chunks_per_row;
-    low = min(segment * call.chunks_per_segment, chunks);
-    high = min(low + call.chunks_per_segment, chunks);
-  }
+  __device__ __forceinline__ Item(const Call<float>& call, unsigned unit, unsigned column_tiles)
+      : Segment(call, unit / column_tiles / call.heads, block_tokens),
+        tile(static_cast<int>(unit % column_tiles)),
+        head(static_cast<int>(unit / column_tiles % call.heads)) {}
 };
 
 // What every thread of a block knows.
@@ -86,11 +79,10 @@ struct Block {
   __device__ unsigned at(int offset, int slot = 0, int step = 8) const { return space + offset + slot * step; }
   template <class Work>
   __device__ void each_item(const Work& work) const {
-#pragma unroll 1
-    for (int unit = blockIdx.x; unit < shape.items; unit += gridDim.x) {
+    each_unit(call, false, shape.units, [&](int unit) {
       const Item it(call, unit, shape.column_tiles);
-      if (it.low < it.high) work(it);
-    }
+      if (it.has_work()) work(it);
+    });
   }
 
   // The blocks of one warpgroup of outputs: every other one, counted over all items.
@@ -98,9 +90,10 @@ struct Block {
   __device__ void each_block(int warpgroup, const Work& work) const {
     int turn = 0;
     each_item([&](const Item& it) {
+      int block = it.low + ((warpgroup ^ turn) & 1);
+      turn ^= it.high - it.low;
 #pragma unroll 1
-      for (int block = it.low + ((warpgroup ^ turn) & 1); block < it.high; block += 2) work(it, block);
-      turn += it.high - it.low;
+      for (; block < it.high; block += 2) work(it, block);
     });
   }
 
@@ -110,7 +103,10 @@ struct Block {
 
   __device__ __forceinline__ bool is_kept(int block) const { return (block & ((1 << shape.kept_shift) - 1)) == 0; }
   __device__ __forceinline__ int kept_unit(const Item& it, int block) const {
-    return (it.sequence * shape.kept_chunks + (block >> shape.kept_shift)) * call.heads + it.head;
+    const int first = call.chunks_per_row > 0  // as first_chunk, with kept chunks
+                          ? it.sequence * shape.kept_chunks
+                          : (it.start >> shape.kept_shift) / block_tokens + it.sequence;
+    return (first + (block >> shape.kept_shift)) * call.heads + it.head;
   }
 };
 

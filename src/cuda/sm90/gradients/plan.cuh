@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cuda/arch/barrier.cuh"
+#include "cuda/call.h"
 #include "cuda/sm90/divider.h"
 #include "cuda/sm90/tensor_map.h"
 
@@ -41,7 +42,8 @@ struct Work {
   float* row_sums;
   float* column_sums;
   float* outflow;
-  float scale;  // above zero: its logarithm is taken
+  const Chunk* chunks;  // of packed sequences; null: a dense batch
+  float scale;          // above zero: its logarithm is taken
   int heads, chunks_per_row, tokens, all_tokens;
   Divider by_heads, by_chunks_per_row;
   unsigned tiles;
@@ -50,21 +52,40 @@ struct Work {
 // A chunk of a head. Heads of a chunk are neighbours: they lie side by side in memory.
 struct Tile {
   int head;
-  int state;  // number of the (chunk, head)
-  int batch;
-  int token;   // first one, in its row of the batch
-  int length;  // tokens; those beyond are zero in every operand, and not stored
-  int at;      // where vectors begin
+  int state;         // number of the (chunk, head)
+  int batch, token;  // of its first token, as a token_map has them
+  int length;        // tokens; those beyond are zero in every operand, and not stored
+  int at;            // where vectors begin
 
   __device__ __forceinline__ Tile(const Work& work, unsigned index) : state(static_cast<int>(index)) {
     const auto number = static_cast<int>(work.by_heads.quotient(index));
     head = state - number * work.heads;
+    if (work.chunks != nullptr) {  // to the map a chunk is a sequence of its own, and ends as one
+      const auto start = static_cast<int>(work.chunks[number].packed);
+      length = work.chunks[number].length;
+      batch = start + length;
+      token = work.tokens - length;
+      at = head * work.all_tokens + start;
+      return;
+    }
     batch = static_cast<int>(work.by_chunks_per_row.quotient(number));
     token = (number - batch * work.chunks_per_row) * chunk;
     length = min(chunk, work.tokens - token);
     at = head * work.all_tokens + batch * work.tokens + token;
   }
 };
+
+// The tiles of this block: every gridDim.x-th one, without the empty ones among packed sequences' chunks.
+__device__ __forceinline__ unsigned next_tile(const Work& work, unsigned index) {
+  if (work.chunks != nullptr) {
+    while (index < work.tiles && work.chunks[work.by_heads.quotient(index)].length == 0) index += gridDim.x;
+  }
+  return index;
+}
+__device__ __forceinline__ unsigned first_tile(const Work& work) { return next_tile(work, blockIdx.x); }
+__device__ __forceinline__ unsigned tile_after(const Work& work, unsigned index) {
+  return next_tile(work, index + gridDim.x);
+}
 
 // Panels of 64 columns that dqk and dhv take.
 template <int Dqk, int Dhv>

@@ -32,7 +32,7 @@ __device__ __forceinline__ void load_ring(const Maps& maps, const Work& work, un
     arch::load_box(memory + P::ring + ring.slot * slot_bytes, &map, full, t * panel, 0, state);
     ring.advance();
   };
-  for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x) {
+  for (unsigned index = first_tile(work); index < work.tiles; index = tile_after(work, index)) {
     const Tile tile(work, index);
 #pragma unroll 1
     for (int t = 0; t < Size::dhv; ++t) {
@@ -59,7 +59,7 @@ __device__ __forceinline__ void load_resident(const Maps& maps, const Work& work
   using P = Plan<Size>;
   const Barriers<Size> barriers{memory + P::barriers};
   unsigned parity = 1;
-  for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x, parity ^= 1) {
+  for (unsigned index = first_tile(work); index < work.tiles; index = tile_after(work, index), parity ^= 1) {
     const Tile tile(work, index);
     const auto load = [&](const CUtensorMap& map, unsigned to, unsigned full, int first, int panels) {
       arch::arrive_expecting(full, panels * slot_bytes);
@@ -90,8 +90,9 @@ __device__ __forceinline__ void load_gates(const Work& work, unsigned memory) {
   const int lane = threadIdx.x % 32;
   unsigned parity = 1;
 #pragma unroll 1
-  for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x, parity ^= 1) {
+  for (unsigned index = first_tile(work), next; index < work.tiles; index = next, parity ^= 1) {
     const Tile tile(work, index);
+    next = tile_after(work, index);
     float2 u[chunk / 32];
 #pragma unroll
     for (int x = 0; x < chunk / 32; ++x) {
@@ -113,7 +114,7 @@ __device__ __forceinline__ void load_gates(const Work& work, unsigned memory) {
       arch::write_float2(memory + P::inflow, inflow);
       as_exponent(work.b[tile.at + tile.length - 1] - work.m_end[index], outflow);
       arch::write_float2(memory + P::outflow, outflow);
-      arch::write_int2(memory + P::vectors, {tile.at, tile.length + (index + gridDim.x < work.tiles ? 0 : last_tile)});
+      arch::write_int2(memory + P::vectors, {tile.at, tile.length + (next < work.tiles ? 0 : last_tile)});
     }
     arch::commit_copies();
     arch::wait_copies<0>();
@@ -134,7 +135,7 @@ __device__ __forceinline__ void store_results(const Maps& maps, const Work& work
     arch::wait_stores_read<0>();
   };
   unsigned parity = 0;
-  for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x, parity ^= 1) {
+  for (unsigned index = first_tile(work); index < work.tiles; index = tile_after(work, index), parity ^= 1) {
     const Tile tile(work, index);
 #pragma unroll 1
     for (int t = 0; t < Size::dhv; ++t) {
