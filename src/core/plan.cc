@@ -124,7 +124,9 @@ void choose_cuda_ranges(Plan& plan, const MlstmOptions& options, bool hopper_sha
       plan.hopper ? cuda::hopper_tiles(plan.shape) : ceil_div(plan.shape.dqk, 64) * ceil_div(plan.shape.dhv, 128);
   const std::int64_t wanted_blocks = multiprocessors * (plan.hopper ? 1 : 4);
   const std::int64_t heads = ceil_div(plan.shape.heads, plan.slices);
-  const std::int64_t blocks = std::max<std::int64_t>(plan.shape.sequences * heads * tiles, 1);
+  // Packed sequences may be of any length, and one of them may be nearly all there is.
+  const std::int64_t sequences = plan.hopper && plan.shape.sequences > plan.shape.batch ? 1 : plan.shape.sequences;
+  const std::int64_t blocks = std::max<std::int64_t>(sequences * heads * tiles, 1);
   const std::int64_t chunks = ceil_div(longest, plan.hopper ? hopper_chunk : plan.chunk);
   plan.segments = std::clamp<std::int64_t>(std::min(wanted_blocks / blocks, chunks / fewest_chunks), 1, most_segments);
 }

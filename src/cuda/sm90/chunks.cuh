@@ -1,6 +1,7 @@
 // Chunks of 128 tokens of one head, as the kernels of gradients take them, and their gate vectors in shared memory.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "cuda/arch/barrier.cuh"
@@ -29,7 +30,8 @@ struct Chunks {
   const double* b_last;
   const double* m_start;
   const double* m_end;
-  float scale;  // above zero: its logarithm is taken
+  const Chunk* packed;  // the table of packed sequences' chunks; null: a dense batch
+  float scale;          // above zero: its logarithm is taken
   int heads, chunks_per_row, tokens, all_tokens;
   Divider by_heads, by_chunks_per_row;
 
@@ -40,27 +42,35 @@ struct Chunks {
         b_last(call.b_last),
         m_start(call.m_start),
         m_end(call.m_end),
+        packed(call.cu_seqlens != nullptr ? call.chunks : nullptr),
         scale(static_cast<float>(call.scale)),
         heads(call.heads),
         chunks_per_row(call.chunks_per_row),
         tokens(static_cast<int>(call.tokens)),
         all_tokens(static_cast<int>(call.all_tokens())),
         by_heads(static_cast<std::uint32_t>(call.heads)),
-        by_chunks_per_row(static_cast<std::uint32_t>(call.chunks_per_row)) {}
+        by_chunks_per_row(static_cast<std::uint32_t>(std::max(call.chunks_per_row, 1))) {}
 };
 
 // A chunk of a head. Heads of a chunk are neighbours: they lie side by side in memory.
 struct Tile {
   int head;
-  int state;  // number of the (chunk, head)
-  int batch;
-  int token;   // first one, in its row of the batch
-  int length;  // tokens; those beyond are zero in every operand, and not stored
-  int at;      // where vectors begin
+  int state;         // number of the (chunk, head)
+  int batch, token;  // of its first token, as a token_map has them
+  int length;        // tokens; those beyond are zero in every operand, and not stored
+  int at;            // where vectors begin
 
   __device__ __forceinline__ Tile(const Chunks& chunks, unsigned index) : state(static_cast<int>(index)) {
     const auto number = static_cast<int>(chunks.by_heads.quotient(index));
     head = state - number * chunks.heads;
+    if (chunks.packed != nullptr) {  // to the map a chunk is a sequence of its own, and ends as one
+      const auto start = static_cast<int>(chunks.packed[number].packed);
+      length = chunks.packed[number].length;
+      batch = start + length;
+      token = chunks.tokens - length;
+      at = head * chunks.all_tokens + start;
+      return;
+    }
     batch = static_cast<int>(chunks.by_chunks_per_row.quotient(number));
     token = (number - batch * chunks.chunks_per_row) * chunk;
     length = min(chunk, chunks.tokens - token);
@@ -68,16 +78,26 @@ struct Tile {
   }
 };
 
+// Tiles that are a whole chunk and head.
+struct Wholes {
+  unsigned tiles;
+
+  __device__ __forceinline__ unsigned chunk_of(unsigned tile) const { return tile; }
+  __device__ __forceinline__ int vectors_of(unsigned /*tile*/) const { return 0; }
+};
+
 // Tiles that are parts of a chunk and head. Those of a chunk are neighbours and run at a time: what they have in common
 // comes from L2 for all but one of them.
 struct Parts {
   unsigned tiles;
   unsigned count;  // of a chunk and head
+  int vectors;     // numbers in a vector of all tokens and heads: row sums come in parts of so many
   Divider by_count, by_blocks;
 
   Parts(const Call<float>& call, int parts, std::int64_t blocks)
       : tiles(static_cast<unsigned>(call.numbers * call.heads * parts)),
         count(static_cast<unsigned>(parts)),
+        vectors(static_cast<int>(call.all_tokens() * call.heads)),
         by_count(static_cast<std::uint32_t>(parts)),
         by_blocks(static_cast<std::uint32_t>(blocks)) {}
 
@@ -89,7 +109,27 @@ struct Parts {
     const unsigned part = tile + by_blocks.quotient(first);
     return part - by_count.quotient(part) * count;
   }
+  __device__ __forceinline__ int vectors_of(unsigned tile) const { return static_cast<int>(part_of(tile)) * vectors; }
 };
+
+// The tiles of this block: every gridDim.x-th one, without those of numbers that no chunk of packed sequences has.
+// There may be none.
+template <class Tiles>
+__device__ __forceinline__ unsigned next_tile(const Chunks& chunks, const Tiles& tiles, unsigned index) {
+  if (chunks.packed != nullptr) {
+    while (index < tiles.tiles && chunks.packed[chunks.by_heads.quotient(tiles.chunk_of(index))].length == 0)
+      index += arch::grid_blocks();
+  }
+  return index;
+}
+template <class Tiles>
+__device__ __forceinline__ unsigned first_tile(const Chunks& chunks, const Tiles& tiles) {
+  return next_tile(chunks, tiles, blockIdx.x);
+}
+template <class Tiles>
+__device__ __forceinline__ unsigned tile_after(const Chunks& chunks, const Tiles& tiles, unsigned index) {
+  return next_tile(chunks, tiles, index + arch::grid_blocks());
+}
 
 // Where the vectors of a tile lie in shared memory, from `start` on.
 template <unsigned Start>
@@ -98,20 +138,22 @@ struct GatePlan {
   static constexpr unsigned c = u + chunk * 8;       // float2 [chunk]
   static constexpr unsigned inflow = c + chunk * 8;  // float2: qbar = exp_sum(u, inflow)
   static constexpr unsigned outflow = inflow + 8;    // float2: abar = exp_sum(c, outflow)
-  static constexpr unsigned vectors = outflow + 8;   // int2: where vectors begin, tokens (+ last_tile)
+  static constexpr unsigned vectors = outflow + 8;   // int2: where its part of vectors begins, tokens (+ last_tile)
   static constexpr unsigned end = vectors + 8;
 };
 
-// One warp: the vectors of a block's tiles, which lie in chunk and head chunk_of(tile). u, which takes arithmetic,
-// waits in registers for the room of the tile before. All lanes arrive at `full`.
-template <class Plan, class ChunkOf>
-__device__ __forceinline__ void load_gates(const Chunks& chunks, unsigned tiles, const ChunkOf& chunk_of,
-                                           unsigned memory, unsigned full, unsigned empty) {
+// One warp: the vectors of a block's tiles. u, which takes arithmetic, waits in registers for the room of the tile
+// before. All lanes arrive at `full`.
+template <class Plan, class Tiles>
+__device__ __forceinline__ void load_gates(const Chunks& chunks, const Tiles& tiles, unsigned memory, unsigned full,
+                                           unsigned empty) {
   const int lane = threadIdx.x % 32;
   unsigned parity = 1;
 #pragma unroll 1
-  for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x, parity ^= 1) {
-    const Tile tile(chunks, chunk_of(index));
+  for (unsigned index = first_tile(chunks, tiles), next; index < tiles.tiles; index = next, parity ^= 1) {
+    next = tile_after(chunks, tiles, index);
+    const Tile tile(chunks, tiles.chunk_of(index));
+    const int vectors = tile.at + tiles.vectors_of(index);
     float2 u[chunk / 32];
 #pragma unroll
     for (int x = 0; x < chunk / 32; ++x) {
@@ -133,7 +175,7 @@ __device__ __forceinline__ void load_gates(const Chunks& chunks, unsigned tiles,
       arch::write_float2(memory + Plan::inflow, inflow);
       as_exponent(chunks.b_last[tile.state] - chunks.m_end[tile.state], outflow);
       arch::write_float2(memory + Plan::outflow, outflow);
-      arch::write_int2(memory + Plan::vectors, {tile.at, tile.length + (index + gridDim.x < tiles ? 0 : last_tile)});
+      arch::write_int2(memory + Plan::vectors, {vectors, tile.length + (next < tiles.tiles ? 0 : last_tile)});
     }
     arch::commit_copies();
     arch::wait_copies<0>();

@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(threads, 1)
       if (threadIdx.x == 0) movers.template load_tokens<true, true>();
     }
     if (warp == 1) movers.load_gates();
-    if (warp >= 2 && warp < 2 + Space::outputs) movers.store_outputs(warp - 2);
+    if (warp >= 2 && warp < 2 + Space::outputs) movers.store_outputs(Space::outputs == 1 ? 0 : warp - 2);
   } else if (warpgroup == 1) {
     arch::more_registers<Registers::outputs>();
     Outputs<M, N, Normalized, Keep>{block}.template make<0>();
@@ -91,21 +91,25 @@ using namespace forward;
 
 template <int M, int N, bool Normalized, bool Keep>
 void launch_kernel(const Call<float>& call, cudaStream_t stream) {
-  Shape shape{};
-  shape.column_tiles = (call.dhv + N - 1) / N;
-  shape.items = static_cast<int>(call.sequences) * call.heads * call.segments * shape.column_tiles;
+  const int column_tiles = (call.dhv + N - 1) / N;
+  Shape shape{.column_tiles = column_tiles,
+              .units = call.heads * column_tiles,
+              .kept_shift = 0,
+              .kept_chunks = 0,
+              .by_tiles = Divider(column_tiles),
+              .by_heads = Divider(call.heads),
+              .by_sequences = Divider(static_cast<std::uint32_t>(call.sequences))};
   Maps maps{};
   if (Keep) {
     while (block_tokens << shape.kept_shift < call.kept_chunk) ++shape.kept_shift;
     shape.kept_chunks = static_cast<int>((call.tokens + call.kept_chunk - 1) / call.kept_chunk);
-    maps.states =
-        matrix_map(call.states, call.sequences * shape.kept_chunks * call.heads, call.dqk, call.padded_dhv(), 64 * M);
+    maps.states = matrix_map(call.states, call.kept_numbers() * call.heads, call.dqk, call.padded_dhv(), 64 * M);
   }
-  maps.q = token_map(call.q, call.batch, call.tokens, call.qk_heads, call.dqk, block_tokens);
-  maps.k = token_map(call.k, call.batch, call.tokens, call.qk_heads, call.dqk, block_tokens);
-  maps.v = token_map(call.v, call.batch, call.tokens, call.heads, call.dhv, block_tokens);
-  maps.h = token_map(call.h, call.batch, call.tokens, call.heads, call.dhv, block_tokens);
-  launch_chained("forward", forward_kernel<M, N, Normalized, Keep>, std::min(shape.items, multiprocessors()), threads,
+  maps.q = token_map(call, call.q, call.qk_heads, call.dqk, block_tokens);
+  maps.k = token_map(call, call.k, call.qk_heads, call.dqk, block_tokens);
+  maps.v = token_map(call, call.v, call.heads, call.dhv, block_tokens);
+  maps.h = token_map(call, call.h, call.heads, call.dhv, block_tokens);
+  launch_chained("forward", forward_kernel<M, N, Normalized, Keep>, blocks_for(call, shape.units), threads,
                  Space<M, N>::bytes, stream, maps, call, shape);
 }
 

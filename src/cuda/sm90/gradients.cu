@@ -30,6 +30,7 @@ __global__ void __launch_bounds__(threads, 1)
   __syncthreads();
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
+  if (first_tile(work.chunks, work.tiles) >= work.tiles.tiles) return;
   switch (static_cast<Role>(threadIdx.x / warpgroup)) {
     case Role::producers: {
       arch::fewer_registers<producer_registers>();
@@ -46,9 +47,8 @@ __global__ void __launch_bounds__(threads, 1)
           break;
         case Producer::gates: {
           const Barriers<Size> barriers{memory + Plan<Size>::barriers};
-          load_gates<typename Plan<Size>::Gates>(
-              work.chunks, work.tiles, [](unsigned tile) { return tile; }, memory, barriers.gates_full(),
-              barriers.gates_empty());
+          load_gates<typename Plan<Size>::Gates>(work.chunks, work.tiles, memory, barriers.gates_full(),
+                                                 barriers.gates_empty());
           break;
         }
       }
@@ -76,7 +76,7 @@ constexpr int widest_dqk = 2 * panel, widest_dhv = 4 * panel;  // of one kernel
 
 Maps maps_of(const Call<float>& call, int dqk_panels) {
   const auto tokens = [&](const Rows& rows, int columns, int box) {
-    return token_map(rows, call.batch, call.tokens, call.heads, columns, box);
+    return token_map(call, rows, call.heads, columns, box);
   };
   const auto states = [&](const void* data) {
     return matrix_map(data, call.numbers * call.heads, call.dqk, call.padded_dhv(), dqk_panels * panel);
@@ -97,13 +97,13 @@ Work work_of(const Call<float>& call) {
           .row_sums = call.row_sums,
           .column_sums = call.column_sums,
           .outflow = call.outflow,
-          .tiles = static_cast<unsigned>(call.numbers * call.heads)};
+          .tiles = {static_cast<unsigned>(call.numbers * call.heads)}};
 }
 
 template <class Size>
 void launch(const Call<float>& call, cudaStream_t stream) {
   const Work work = work_of(call);
-  const std::int64_t blocks = std::min<std::int64_t>(work.tiles, multiprocessors());
+  const std::int64_t blocks = std::min<std::int64_t>(work.tiles.tiles, multiprocessors());
   launch_chained("gradients", gradients_kernel<Size>, blocks, threads, shared_bytes<Size>, stream,
                  maps_of(call, Size::dqk), work);
 }

@@ -1,5 +1,5 @@
-// The stages that Hopper has kernels of its own for: bfloat16, one sequence per row of the batch. The plan says which
-// calls they take.
+// The stages that Hopper has kernels of its own for: bfloat16, dense or packed sequences. The plan says which calls
+// they take.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -65,19 +65,23 @@ template <Time Direction, Pass Which, int M, int N>
 void launch_pass(const Call<float>& call, cudaStream_t stream) {
   constexpr bool reverse = Direction == Time::reverse;
   const auto tiles = [](int size, int step) { return (size + step - 1) / step; };
-  Shape shape{};
-  shape.row_tiles = tiles(call.dqk, 64 * M);
-  shape.column_tiles = tiles(call.dhv, warpgroups * N);
-  shape.items = static_cast<int>(call.sequences) * call.heads * call.segments * shape.row_tiles * shape.column_tiles;
+  const int row_tiles = tiles(call.dqk, 64 * M), column_tiles = tiles(call.dhv, warpgroups * N);
+  const Shape shape{.row_tiles = row_tiles,
+                    .column_tiles = column_tiles,
+                    .units = call.heads * row_tiles * column_tiles,
+                    .by_rows = Divider(row_tiles),
+                    .by_columns = Divider(column_tiles),
+                    .by_heads = Divider(call.heads),
+                    .by_sequences = Divider(static_cast<std::uint32_t>(call.sequences))};
   Maps maps{};
-  maps.x = token_map(reverse ? call.q : call.k, call.batch, call.tokens, call.qk_heads, call.dqk, block_tokens);
-  maps.y = token_map(reverse ? call.dh : call.v, call.batch, call.tokens, call.heads, call.dhv, block_tokens);
+  maps.x = token_map(call, reverse ? call.q : call.k, call.qk_heads, call.dqk, block_tokens);
+  maps.y = token_map(call, reverse ? call.dh : call.v, call.heads, call.dhv, block_tokens);
   const auto map_of = [&](const void* states) {
     return matrix_map(states, call.numbers * call.heads, call.dqk, call.padded_dhv(), 64 * M);
   };
   if (Which == Pass::proper) maps.stored = map_of(reverse ? call.dstates : call.states);
   if (Which == Pass::proper && reverse) maps.c = map_of(call.states);
-  launch_chained("states", states_kernel<Direction, Which, M, N>, std::min(shape.items, multiprocessors()), threads,
+  launch_chained("states", states_kernel<Direction, Which, M, N>, blocks_for(call, shape.units), threads,
                  Space<Direction, M, N>::bytes, stream, maps, call, shape);
 }
 

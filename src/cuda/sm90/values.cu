@@ -31,6 +31,7 @@ __global__ void __launch_bounds__(threads, 1)
   __syncthreads();
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
+  if (first_tile(work.chunks, work.parts) >= work.parts.tiles) return;
   switch (static_cast<Role>(threadIdx.x / warpgroup)) {
     case Role::producers: {
       arch::fewer_registers<producer_registers>();
@@ -43,9 +44,7 @@ __global__ void __launch_bounds__(threads, 1)
           if (first_lane) store_results<Panels>(maps, work, memory);
           break;
         case Producer::gates:
-          load_gates<Plan::Gates>(
-              work.chunks, work.parts.tiles, [&](unsigned tile) { return work.parts.chunk_of(tile); }, memory,
-              barriers.gates_full(), barriers.gates_empty());
+          load_gates<Plan::Gates>(work.chunks, work.parts, memory, barriers.gates_full(), barriers.gates_empty());
           break;
       }
       break;
@@ -74,7 +73,7 @@ int panels_of(int columns) { return (columns + panel - 1) / panel; }
 
 Maps maps_of(const Call<float>& call) {
   const auto tokens = [&](const Rows& rows, int columns, int box) {
-    return token_map(rows, call.batch, call.tokens, call.heads, columns, box);
+    return token_map(call, rows, call.heads, columns, box);
   };
   return {.q = tokens(call.q, call.dqk, chunk),
           .k = tokens(call.k, call.dqk, chunk),

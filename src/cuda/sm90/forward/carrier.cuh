@@ -104,9 +104,8 @@ struct Carrier : Block<M, N, Normalized, Keep> {
       C += it.sequence * call.C0.sequence + it.head * call.C0.head;
       n0 += it.sequence * call.n0.sequence + it.head * call.n0.head;
     }
-    if (call.segments > 1) {
-      const std::int64_t unit =
-          (static_cast<std::int64_t>(it.sequence) * call.heads + it.head) * call.segments + it.segment;
+    if (it.index > 0) {
+      const std::int64_t unit = call.boundary(it.sequence, it.start, it.index - 1, it.head);
       C = call.segment_states + unit * call.dqk * call.padded_dhv();
       n0 = static_cast<const float*>(call.segment_norms) + unit * call.dqk;
       row = call.padded_dhv();

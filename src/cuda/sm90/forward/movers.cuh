@@ -32,12 +32,13 @@ struct Movers : Block<M, N, Normalized, Keep> {
       const int qk_head = it.head / call.group;
 #pragma unroll 1
       for (int block = it.low; block < it.high; ++block, ring.advance(), k.advance(Space::parts)) {
-        const int token = block * block_tokens;
+        const int token = it.map_token(call) + block * block_tokens;
         const auto load = [&](const CUtensorMap& map, int to, unsigned full, int panels, int column, int head) {
           arch::arrive_expecting(full, panels * panel_bytes);
 #pragma unroll 1
           for (int p = 0; p < panels; ++p)
-            arch::load_box(space + to + p * panel_bytes, &map, full, column + p * panel, token, head, it.sequence);
+            arch::load_box(space + to + p * panel_bytes, &map, full, column + p * panel, token, head,
+                           it.map_batch(call));
         };
         constexpr int parts = Space::parts, part_columns = Space::part_panels * panel;
         if (Keys)
@@ -66,15 +67,16 @@ struct Movers : Block<M, N, Normalized, Keep> {
     const int lane = threadIdx.x % 32;
     Slots ring;
     each_item([&](const Item& it) {
-      const std::int64_t row = it.head * call.all_tokens() + it.sequence * call.tokens;
+      const std::int64_t row = it.head * call.all_tokens() + it.start;
+      const int first = it.first_number(call, block_tokens) * call.heads + it.head;
 #pragma unroll 1
       for (int block = it.low; block < it.high; ++block, ring.advance()) {
         arch::wait(at(Space::v_empty, ring.slot), ring.phase ^ 1);
         const unsigned to = at(Space::gates, ring.slot, Space::gate_bytes);
 #pragma unroll 1
         for (int t = lane; t < block_tokens; t += 32) {
-          const std::int64_t token = static_cast<std::int64_t>(block) * block_tokens + t;
-          const bool valid = token < call.tokens;
+          const int token = block * block_tokens + t;
+          const bool valid = token < it.length;
           std::int64_t from = valid ? row + token : row;
           arch::forget(from);  // five pointers kept over the loop would not fit into the registers
           arch::copy_small<8>(to + Space::u + 8 * t, call.u + from, valid);
@@ -84,7 +86,7 @@ struct Movers : Block<M, N, Normalized, Keep> {
           if (Normalized) arch::copy_small<4>(to + Space::floor + 4 * t, call.floor + from, valid);
         }
         if (lane == 0) {
-          std::int64_t unit = (static_cast<std::int64_t>(it.sequence) * it.chunks + block) * call.heads + it.head;
+          std::int64_t unit = first + block * call.heads;
           arch::forget(unit);
           arch::copy_small<4>(to + Space::decay, call.gbar + unit, true);
         }
@@ -112,7 +114,7 @@ struct Movers : Block<M, N, Normalized, Keep> {
 #pragma unroll 1
         for (int p = 0; p < N / 64; ++p)
           arch::store_box(at(Space::q, ring.slot, Space::q_bytes) + p * panel_bytes, &maps.h, it.tile * N + p * panel,
-                          block * block_tokens, it.head, it.sequence);
+                          it.map_token(call) + block * block_tokens, it.head, it.map_batch(call));
         arch::commit_stores();
       }
       if (lane == 0) arch::wait_stores_read<0>();
@@ -153,9 +155,9 @@ struct Movers : Block<M, N, Normalized, Keep> {
   __device__ void store_rows(const Item& it, int block, unsigned rows) const {
 #pragma unroll 1
     for (int t = threadIdx.x % 32; t < block_tokens; t += 32) {
-      const std::int64_t token = static_cast<std::int64_t>(block) * block_tokens + t;
-      if (token >= call.tokens) continue;
-      std::int64_t to = it.head * call.all_tokens() + it.sequence * call.tokens + token;
+      const int token = block * block_tokens + t;
+      if (token >= it.length) continue;
+      std::int64_t to = it.head * call.all_tokens() + it.start + token;
       arch::forget(to);  // as in load_gates
       call.inverse[to] = arch::read_float(rows + Space::inverse + 4 * t);
       call.slope[to] = arch::read_float(rows + Space::slope + 4 * t);

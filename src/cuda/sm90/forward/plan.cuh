@@ -6,6 +6,7 @@
 #include "cuda/arch/barrier.cuh"
 #include "cuda/arch/tma.cuh"
 #include "cuda/sm90/ring.cuh"
+#include "cuda/sm90/segment.cuh"
 #include "cuda/sm90/state_tile.cuh"
 #include "cuda/sm90/tensor_map.h"
 
@@ -61,26 +62,23 @@ struct Maps {
 };
 
 struct Shape {
-  int column_tiles, items;
+  int column_tiles, units;      // units: heads and column tiles of a segment
   int kept_shift, kept_chunks;  // log2 of the blocks between kept states, and how many of these a sequence has
+  Divider by_tiles, by_heads, by_sequences;
 };
 
-// The blocks of 64 tokens of one segment, and the columns.
-struct Item {
-  int tile, head, segment, chunks, low, high;
-  int sequence;
+// The blocks of 64 tokens of one segment, as chunks, and the columns. rest: a unit without its tile.
+struct Item : Segment {
+  int tile, head;
 
-  __device__ Item(const Call<float>& call, unsigned unit, int column_tiles) {
-    tile = static_cast<int>(unit % column_tiles);
-    unit /= column_tiles;
-    head = static_cast<int>(unit % call.heads);
-    unit /= call.heads;
-    sequence = static_cast<int>(unit % call.sequences);
-    segment = static_cast<int>(unit / call.sequences);
-    chunks = call.chunks_per_row;
-    low = min(segment * call.chunks_per_segment, chunks);
-    high = min(low + call.chunks_per_segment, chunks);
-  }
+  __device__ __forceinline__ Item(const Call<float>& call, const Shape& shape, int segment, int rest, int unit)
+      : Segment(call, shape.by_sequences, segment, block_tokens),
+        tile(unit - rest * shape.column_tiles),
+        head(rest - segment * call.heads) {}
+  __device__ __forceinline__ Item(const Call<float>& call, const Shape& shape, int rest, int unit)
+      : Item(call, shape, static_cast<int>(shape.by_heads.quotient(rest)), rest, unit) {}
+  __device__ __forceinline__ Item(const Call<float>& call, const Shape& shape, int unit)
+      : Item(call, shape, static_cast<int>(shape.by_tiles.quotient(unit)), unit) {}
 };
 
 // What every thread of a block knows.
@@ -102,11 +100,10 @@ struct Block {
   __device__ unsigned at(int offset, int slot = 0, int step = 8) const { return space + offset + slot * step; }
   template <class Work>
   __device__ void each_item(const Work& work) const {
-#pragma unroll 1
-    for (int unit = blockIdx.x; unit < shape.items; unit += gridDim.x) {
-      const Item it(call, unit, shape.column_tiles);
-      if (it.low < it.high) work(it);
-    }
+    each_unit(call, false, shape.units, [&](int unit) {
+      const Item it(call, shape, unit);
+      if (it.has_work()) work(it);
+    });
   }
 
   // The blocks of one warpgroup of outputs: all, or every other one, counted over all items.
@@ -114,11 +111,10 @@ struct Block {
   __device__ void each_block(int warpgroup, const Work& work) const {
     int turn = 0;
     each_item([&](const Item& it) {
+      int block = it.low + (Space::outputs == 2 ? (warpgroup ^ turn) & 1 : 0);
+      turn ^= it.high - it.low;
 #pragma unroll 1
-      for (int block = it.low + (Space::outputs == 2 ? (warpgroup ^ turn) & 1 : 0); block < it.high;
-           block += Space::outputs)
-        work(it, block);
-      turn += it.high - it.low;
+      for (; block < it.high; block += Space::outputs) work(it, block);
     });
   }
 
@@ -128,7 +124,10 @@ struct Block {
 
   __device__ __forceinline__ bool is_kept(int block) const { return (block & ((1 << shape.kept_shift) - 1)) == 0; }
   __device__ __forceinline__ int kept_unit(const Item& it, int block) const {
-    return (it.sequence * shape.kept_chunks + (block >> shape.kept_shift)) * call.heads + it.head;
+    const int first = call.chunks_per_row > 0  // as first_chunk, with kept chunks
+                          ? it.sequence * shape.kept_chunks
+                          : (it.start >> shape.kept_shift) / block_tokens + it.sequence;
+    return (first + (block >> shape.kept_shift)) * call.heads + it.head;
   }
 };
 

@@ -30,7 +30,7 @@ struct Work {
   float* row_sums;
   float* column_sums;
   float* outflow;
-  unsigned tiles;
+  Wholes tiles;
 };
 
 // Panels of 64 columns that dqk and dhv take.

@@ -32,7 +32,8 @@ __device__ __forceinline__ void load_ring(const Maps& maps, const Work& work, un
     arch::load_box(memory + P::ring + ring.slot * slot_bytes, &map, full, t * panel, 0, state);
     ring.advance();
   };
-  for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x) {
+  for (unsigned index = first_tile(work.chunks, work.tiles); index < work.tiles.tiles;
+       index = tile_after(work.chunks, work.tiles, index)) {
     const Tile tile(work.chunks, index);
 #pragma unroll 1
     for (int t = 0; t < Size::dhv; ++t) {
@@ -59,7 +60,8 @@ __device__ __forceinline__ void load_resident(const Maps& maps, const Work& work
   using P = Plan<Size>;
   const Barriers<Size> barriers{memory + P::barriers};
   unsigned parity = 1;
-  for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x, parity ^= 1) {
+  for (unsigned index = first_tile(work.chunks, work.tiles); index < work.tiles.tiles;
+       index = tile_after(work.chunks, work.tiles, index), parity ^= 1) {
     const Tile tile(work.chunks, index);
     const auto load = [&](const CUtensorMap& map, unsigned to, unsigned full, int first, int panels) {
       arch::arrive_expecting(full, panels * slot_bytes);
@@ -95,7 +97,8 @@ __device__ __forceinline__ void store_results(const Maps& maps, const Work& work
     arch::wait_stores_read<0>();
   };
   unsigned parity = 0;
-  for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x, parity ^= 1) {
+  for (unsigned index = first_tile(work.chunks, work.tiles); index < work.tiles.tiles;
+       index = tile_after(work.chunks, work.tiles, index), parity ^= 1) {
     const Tile tile(work.chunks, index);
 #pragma unroll 1
     for (int t = 0; t < Size::dhv; ++t) {

@@ -11,7 +11,8 @@ namespace tfla::cuda::sm90::keys {
 __device__ __forceinline__ void load_panels(const Maps& maps, const Work& work, unsigned memory) {
   const Barriers barriers{memory + Plan::barriers};
   Ring<Plan::stages> ring;
-  for (unsigned index = blockIdx.x; index < work.parts.tiles; index += gridDim.x) {
+  for (unsigned index = first_tile(work.chunks, work.parts); index < work.parts.tiles;
+       index = tile_after(work.chunks, work.parts, index)) {
     const Part tile(work, index);
 #pragma unroll 1
     for (int t = 0; t < work.dhv_panels; ++t, ring.advance()) {
@@ -43,7 +44,8 @@ __device__ __forceinline__ void load_panels(const Maps& maps, const Work& work, 
 __device__ __forceinline__ void load_resident(const Maps& maps, const Work& work, unsigned memory) {
   const Barriers barriers{memory + Plan::barriers};
   unsigned parity = 1;
-  for (unsigned index = blockIdx.x; index < work.parts.tiles; index += gridDim.x, parity ^= 1) {
+  for (unsigned index = first_tile(work.chunks, work.parts); index < work.parts.tiles;
+       index = tile_after(work.chunks, work.parts, index), parity ^= 1) {
     const Part tile(work, index);
     const auto load = [&](const CUtensorMap& map, unsigned to, unsigned full, unsigned empty) {
       arch::wait(empty, parity);
@@ -62,7 +64,8 @@ __device__ __forceinline__ void load_resident(const Maps& maps, const Work& work
 __device__ __forceinline__ void store_results(const Maps& maps, const Work& work, unsigned memory) {
   const Barriers barriers{memory + Plan::barriers};
   unsigned parity = 0;
-  for (unsigned index = blockIdx.x; index < work.parts.tiles; index += gridDim.x, parity ^= 1) {
+  for (unsigned index = first_tile(work.chunks, work.parts); index < work.parts.tiles;
+       index = tile_after(work.chunks, work.parts, index), parity ^= 1) {
     const Part tile(work, index);
     const auto store = [&](const CUtensorMap& map, unsigned from, unsigned panel_bytes, int token) {
 #pragma unroll 1

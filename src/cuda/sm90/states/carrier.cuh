@@ -37,7 +37,7 @@ struct Carrier : Block<Direction, Which, M, N> {
       int k = 0;
       for (BlockWalk<Direction> walk(it, blocks_per_chunk()); walk.more(); walk.next(), ring.advance()) {
         const bool enters = walk.enters_chunk();
-        const std::int64_t unit = (it.first_number + walk.chunk) * call.heads + it.head;
+        const std::int64_t unit = (it.number + walk.chunk) * call.heads + it.head;
         if (proper && enters) {
           if (reverse) {
             const bool has_next = walk.chunk + 1 < it.chunks;
@@ -95,14 +95,15 @@ struct Carrier : Block<Direction, Which, M, N> {
 
   __device__ const StateRows& to_C() const { return reverse ? call.dC0 : call.C_last; }
 
-  __device__ float* segment_state(const Item& it) const {
-    const std::int64_t size = static_cast<std::int64_t>(call.dqk) * call.padded_dhv();
-    return call.segment_states + ((it.sequence * call.heads + it.head) * call.segments + it.segment) * size;
+  // Where a segment's state begins, and where its total goes.
+  __device__ std::int64_t boundary(const Item& it) const {
+    return call.boundary(it.sequence, it.start, proper == reverse ? it.index : it.index - 1, it.head);
   }
-
+  __device__ float* segment_state(const Item& it) const {
+    return call.segment_states + boundary(it) * call.dqk * call.padded_dhv();
+  }
   __device__ float* segment_norm(const Item& it) const {
-    return static_cast<float*>(call.segment_norms) +
-           ((it.sequence * call.heads + it.head) * call.segments + it.segment) * call.dqk;
+    return static_cast<float*>(call.segment_norms) + boundary(it) * call.dqk;
   }
 
   // Element-wise between the tile and float32 in global memory.
@@ -148,7 +149,7 @@ struct Carrier : Block<Direction, Which, M, N> {
       for (float& x : tile.c[m]) x = 0;
     }
     if (!proper) return;
-    if (call.segments > 1) {
+    if (reverse ? it.high < it.chunks : it.index > 0) {
       const float* from = segment_state(it);
       each_inside(it, column, at, tile, [&](int r, int c, float& value) {
         value = from[static_cast<std::int64_t>(r) * call.padded_dhv() + c];
@@ -193,7 +194,7 @@ struct Carrier : Block<Direction, Which, M, N> {
       write_n(it, at, n, [&](int r, float value) { to_n[r] = value; });
       return;
     }
-    if (reverse ? it.segment != 0 : it.high != it.chunks) return;
+    if (reverse ? it.index != 0 : it.high != it.chunks) return;
     const auto write = [&](const StateRows& rows, int r, int c, float value) {
       static_cast<float*>(rows.data)[it.sequence * rows.sequence + it.head * rows.head + r * rows.row + c] = value;
     };

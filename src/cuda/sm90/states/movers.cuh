@@ -24,17 +24,16 @@ struct Movers : Block<Direction, Which, M, N> {
     Ring<Space::slots> ring;
     each_item([&](const Item& it) {
       for (BlockWalk<Direction> walk(it, blocks_per_chunk()); walk.more(); walk.next(), ring.advance()) {
-        const int token = walk.chunk * call.L + walk.block * block_tokens;
-        const int batch = static_cast<int>(it.sequence);
+        const int token = it.map_token(call) + walk.chunk * call.L + walk.block * block_tokens;
         const unsigned slot = space + ring.slot * Space::slot_bytes;
         arch::wait(empty(ring.slot), ring.phase ^ 1);
         arch::arrive_expecting(full(ring.slot), Space::slot_bytes);
         for (int p = 0; p < M; ++p)
           arch::load_box(slot + p * panel_bytes, &maps.x, full(ring.slot), it.row + p * panel, token,
-                         it.head / call.group, batch);
+                         it.head / call.group, it.map_batch(call));
         for (int p = 0; p < warpgroups * N / panel; ++p)
           arch::load_box(slot + Space::x_bytes + p * panel_bytes, &maps.y, full(ring.slot), it.column + p * panel,
-                         token, it.head, batch);
+                         token, it.head, it.map_batch(call));
       }
     });
   }
@@ -46,17 +45,17 @@ struct Movers : Block<Direction, Which, M, N> {
       const float* first = reverse ? call.qbar : call.abar;
       for (BlockWalk<Direction> walk(it, blocks_per_chunk()); walk.more(); walk.next(), ring.advance()) {
         const std::int64_t token = static_cast<std::int64_t>(walk.chunk) * call.L + walk.block * block_tokens;
-        const std::int64_t at = it.head * call.all_tokens() + it.sequence * call.tokens + token;
+        const std::int64_t at = it.head * call.all_tokens() + it.start + token;
         arch::wait(empty(ring.slot), ring.phase ^ 1);
         const unsigned to = gates(ring.slot);
         for (int t = lane; t < block_tokens; t += 32) {
-          const bool valid = token + t < call.tokens;
+          const bool valid = token + t < it.length;
           const std::int64_t from = valid ? at + t : at;
           arch::copy_small<4>(to + 4 * t, first + from, valid);
           if (reverse) arch::copy_small<4>(to + 4 * (block_tokens + t), call.inverse + from, valid);
         }
         if (lane == 0) {
-          const std::int64_t unit = (it.first_number + walk.chunk) * call.heads + it.head;
+          const std::int64_t unit = (it.number + walk.chunk) * call.heads + it.head;
           arch::copy_small<4>(to + 4 * 2 * block_tokens, call.gbar + unit, true);
         }
         arch::arrive_after_copies(full(ring.slot));
@@ -69,13 +68,13 @@ struct Movers : Block<Direction, Which, M, N> {
     const auto load_c = [&](const Item& it, int chunk, int buffer) {
       const unsigned barrier = space + Space::loaded + 8 * buffer;
       arch::arrive_expecting(barrier, warpgroups * Space::half_bytes);
-      const auto unit = static_cast<int>((it.first_number + chunk) * call.heads + it.head);
+      const auto unit = static_cast<int>((it.number + chunk) * call.heads + it.head);
       for (int p = 0; p < warpgroups * N / panel; ++p)
         arch::load_box(half(buffer, 0) + p * M * panel_bytes, &maps.c, barrier, it.column + p * panel, it.row, unit);
     };
     each_item([&](const Item& it) {
       const int count = it.high - it.low;
-      if (reverse) {
+      if (reverse && count > 0) {
         load_c(it, it.high - 1, 0);
         if (it.high < it.chunks) load_c(it, it.high, 1);
       }
@@ -83,7 +82,7 @@ struct Movers : Block<Direction, Which, M, N> {
         const int chunk = reverse ? it.high - 1 - k : it.low + k;
         const int buffer = reverse ? (k + 1) % 2 : 0;
         arch::wait(space + Space::staged, turn);
-        const auto unit = static_cast<int>((it.first_number + chunk) * call.heads + it.head);
+        const auto unit = static_cast<int>((it.number + chunk) * call.heads + it.head);
         for (int p = 0; p < warpgroups * N / panel; ++p)
           arch::store_box(half(buffer, 0) + p * M * panel_bytes, &maps.stored, it.column + p * panel, it.row, unit);
         arch::commit_stores();

@@ -5,6 +5,7 @@
 #include "cuda/arch/tma.cuh"
 #include "cuda/launch.h"
 #include "cuda/sm90/ring.cuh"
+#include "cuda/sm90/segment.cuh"
 #include "cuda/sm90/state_tile.cuh"
 #include "cuda/sm90/tensor_map.h"
 
@@ -37,32 +38,17 @@ struct Space {
 };
 
 // The blocks of 64 tokens of one segment, in the order of time, and the tile of the state.
-struct Item {
-  int column, row, segment, head;
-  std::int64_t sequence, first_number;  // number of the sequence's first chunk
-  int chunks, low, high;                // of the sequence, of the segment
-  int last_blocks;                      // blocks of the segment's last chunk
+struct Item : Segment {
+  int column, row, head;
+  int number;       // of the sequence's first chunk
+  int last_blocks;  // blocks of the segment's last chunk
 
-  template <class Real>
-  __device__ Item(const Call<Real>& call, unsigned unit, int row_tiles, int column_tiles, int row_step,
-                  int column_step) {
-    column = static_cast<int>(unit % column_tiles) * column_step;
-    unit /= column_tiles;
-    row = static_cast<int>(unit % row_tiles) * row_step;
-    unit /= row_tiles;
-    head = static_cast<int>(unit % call.heads);
-    unit /= call.heads;
-    sequence = unit % call.sequences;
-    segment = static_cast<int>(unit / call.sequences);
-    chunks = call.chunks_per_row;
-    first_number = sequence * chunks;
-    low = min(segment * call.chunks_per_segment, chunks);
-    high = min(low + call.chunks_per_segment, chunks);
+  __device__ Item(const Call<float>& call, const Segment& segment, int at_column, int at_row, int of_head)
+      : Segment(segment), column(at_column), row(at_row), head(of_head), number(first_number(call, call.L)) {
     const int last_length =
-        high == chunks ? static_cast<int>(call.tokens - static_cast<std::int64_t>(chunks - 1) * call.L) : call.L;
+        high == chunks ? static_cast<int>(length - static_cast<std::int64_t>(chunks - 1) * call.L) : call.L;
     last_blocks = (last_length + block_tokens - 1) / block_tokens;
   }
-  __device__ bool empty() const { return low >= high; }
 };
 
 // Walks the blocks of an item.
@@ -101,7 +87,8 @@ struct Maps {
 };
 
 struct Shape {
-  int row_tiles, column_tiles, items;
+  int row_tiles, column_tiles, units;  // units: heads and tiles of a segment
+  Divider by_rows, by_columns, by_heads, by_sequences;
 };
 
 // What every thread of a block knows.
@@ -118,12 +105,19 @@ struct Block {
   const Shape& shape;
   unsigned space;
 
-  __device__ Item item(unsigned unit) const {
-    return {call, unit, shape.row_tiles, shape.column_tiles, row_step, column_step};
+  // Totals of the segment that ends the sequence are of no use: those that others follow are taken, in reverse time
+  // those that come after others.
+  __device__ Item item(int unit) const {
+    const auto by_columns = static_cast<int>(shape.by_columns.quotient(unit));
+    const auto by_rows = static_cast<int>(shape.by_rows.quotient(by_columns));
+    const auto number = static_cast<int>(shape.by_heads.quotient(by_rows));
+    return {call, Segment(call, shape.by_sequences, number, call.L, !proper && reverse ? 1 : 0),
+            (unit - by_columns * shape.column_tiles) * column_step, (by_columns - by_rows * shape.row_tiles) * row_step,
+            by_rows - number * call.heads};
   }
-  // Totals of the segment that ends the sequence are of no use.
   __device__ bool skips(const Item& it) const {
-    return it.empty() || (!proper && (reverse ? it.segment == 0 : it.high == it.chunks));
+    if (proper) return !it.has_work();
+    return it.low >= it.high || (reverse ? it.index == 0 : it.high == it.chunks);
   }
   __device__ int blocks_per_chunk() const { return (call.L + block_tokens - 1) / block_tokens; }
   __device__ unsigned full(int slot) const { return space + Space::full + 8 * slot; }
@@ -135,10 +129,10 @@ struct Block {
 
   template <class Work>
   __device__ void each_item(const Work& work) const {
-    for (int unit = blockIdx.x; unit < shape.items; unit += gridDim.x) {
+    each_unit(call, !proper, shape.units, [&](int unit) {
       const Item it = item(unit);
       if (!skips(it)) work(it);
-    }
+    });
   }
 };
 

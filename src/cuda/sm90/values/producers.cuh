@@ -20,7 +20,8 @@ __device__ __forceinline__ void load_ring(const Maps& maps, const Work& work, un
     arch::arrive_expecting(full, bytes);
     ring.advance();
   };
-  for (unsigned index = blockIdx.x; index < work.parts.tiles; index += gridDim.x) {
+  for (unsigned index = first_tile(work.chunks, work.parts); index < work.parts.tiles;
+       index = tile_after(work.chunks, work.parts, index)) {
     const Part<Panels> tile(work, index);
 #pragma unroll 1
     for (int p = 0; p < work.depth; ++p) {
@@ -49,7 +50,8 @@ __device__ __forceinline__ void store_results(const Maps& maps, const Work& work
   const Barriers barriers{memory + Plan::barriers};
   int slot = 0;
   unsigned parity = 0;
-  for (unsigned index = blockIdx.x; index < work.parts.tiles; index += gridDim.x, parity ^= 1) {
+  for (unsigned index = first_tile(work.chunks, work.parts); index < work.parts.tiles;
+       index = tile_after(work.chunks, work.parts, index), parity ^= 1) {
     const Part<Panels> tile(work, index);
     slot += 2 * work.depth;
 #pragma unroll 1
