@@ -51,6 +51,7 @@ __device__ __forceinline__ void more_registers() {
 // The compiler forgets what it knows of x: what follows from it is computed where it is used, and not kept in
 // registers.
 __device__ __forceinline__ void forget(std::int64_t& x) { asm volatile("" : "+l"(x)); }
+__device__ __forceinline__ void forget(int& x) { asm volatile("" : "+r"(x)); }
 
 // gridDim.x, read where it is used and not kept in a register.
 __device__ __forceinline__ unsigned grid_blocks() {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/arch/barrier.cuh"
 #include "cuda/arch/copy.cuh"
@@ -60,10 +61,12 @@ struct Tile {
   int length;        // tokens; those beyond are zero in every operand, and not stored
   int at;            // where vectors begin
 
-  __device__ __forceinline__ Tile(const Chunks& chunks, unsigned index) : state(static_cast<int>(index)) {
+  template <class Packed>
+  __device__ __forceinline__ Tile(Packed /*tag*/, const Chunks& chunks, unsigned index)
+      : state(static_cast<int>(index)) {
     const auto number = static_cast<int>(chunks.by_heads.quotient(index));
     head = state - number * chunks.heads;
-    if (chunks.packed != nullptr) {  // to the map a chunk is a sequence of its own, and ends as one
+    if constexpr (Packed::value) {  // to the map a chunk is a sequence of its own, and ends as one
       const auto start = static_cast<int>(chunks.packed[number].packed);
       length = chunks.packed[number].length;
       batch = start + length;
@@ -114,21 +117,36 @@ struct Parts {
 
 // The tiles of this block: every gridDim.x-th one, without those of numbers that no chunk of packed sequences has.
 // There may be none.
-template <class Tiles>
-__device__ __forceinline__ unsigned next_tile(const Chunks& chunks, const Tiles& tiles, unsigned index) {
-  if (chunks.packed != nullptr) {
+template <class Packed, class Tiles>
+__device__ __forceinline__ unsigned next_tile(Packed /*tag*/, const Chunks& chunks, const Tiles& tiles,
+                                              unsigned index) {
+  if constexpr (Packed::value) {
     while (index < tiles.tiles && chunks.packed[chunks.by_heads.quotient(tiles.chunk_of(index))].length == 0)
       index += arch::grid_blocks();
   }
   return index;
 }
-template <class Tiles>
-__device__ __forceinline__ unsigned first_tile(const Chunks& chunks, const Tiles& tiles) {
-  return next_tile(chunks, tiles, blockIdx.x);
+template <class Packed, class Tiles>
+__device__ __forceinline__ unsigned first_tile(Packed packed, const Chunks& chunks, const Tiles& tiles) {
+  return next_tile(packed, chunks, tiles, blockIdx.x);
+}
+template <class Packed, class Tiles>
+__device__ __forceinline__ unsigned tile_after(Packed packed, const Chunks& chunks, const Tiles& tiles,
+                                               unsigned index) {
+  return next_tile(packed, chunks, tiles, index + arch::grid_blocks());
 }
 template <class Tiles>
-__device__ __forceinline__ unsigned tile_after(const Chunks& chunks, const Tiles& tiles, unsigned index) {
-  return next_tile(chunks, tiles, index + arch::grid_blocks());
+__device__ __forceinline__ bool has_tiles(const Chunks& chunks, const Tiles& tiles) {
+  return chunks.packed == nullptr || first_tile(std::true_type{}, chunks, tiles) < tiles.tiles;
+}
+
+// What loads and stores is compiled for dense batches and for packed sequences, which it finds by the table.
+template <class Work>
+__device__ __forceinline__ void by_packing(const Chunks& chunks, const Work& work) {
+  if (chunks.packed != nullptr)
+    work(std::true_type{});
+  else
+    work(std::false_type{});
 }
 
 // Where the vectors of a tile lie in shared memory, from `start` on.
@@ -144,15 +162,15 @@ struct GatePlan {
 
 // One warp: the vectors of a block's tiles. u, which takes arithmetic, waits in registers for the room of the tile
 // before. All lanes arrive at `full`.
-template <class Plan, class Tiles>
-__device__ __forceinline__ void load_gates(const Chunks& chunks, const Tiles& tiles, unsigned memory, unsigned full,
-                                           unsigned empty) {
+template <class Plan, class Packed, class Tiles>
+__device__ __forceinline__ void load_gates(Packed packed, const Chunks& chunks, const Tiles& tiles, unsigned memory,
+                                           unsigned full, unsigned empty) {
   const int lane = threadIdx.x % 32;
   unsigned parity = 1;
 #pragma unroll 1
-  for (unsigned index = first_tile(chunks, tiles), next; index < tiles.tiles; index = next, parity ^= 1) {
-    next = tile_after(chunks, tiles, index);
-    const Tile tile(chunks, tiles.chunk_of(index));
+  for (unsigned index = first_tile(packed, chunks, tiles), next; index < tiles.tiles; index = next, parity ^= 1) {
+    next = tile_after(packed, chunks, tiles, index);
+    const Tile tile(packed, chunks, tiles.chunk_of(index));
     const int vectors = tile.at + tiles.vectors_of(index);
     float2 u[chunk / 32];
 #pragma unroll

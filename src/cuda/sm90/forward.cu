@@ -93,7 +93,7 @@ template <int M, int N, bool Normalized, bool Keep>
 void launch_kernel(const Call<float>& call, cudaStream_t stream) {
   const int column_tiles = (call.dhv + N - 1) / N;
   Shape shape{.column_tiles = column_tiles,
-              .units = call.heads * column_tiles,
+              .units = Units(call, call.heads * column_tiles),
               .kept_shift = 0,
               .kept_chunks = 0,
               .by_tiles = Divider(column_tiles),
@@ -109,8 +109,9 @@ void launch_kernel(const Call<float>& call, cudaStream_t stream) {
   maps.k = token_map(call, call.k, call.qk_heads, call.dqk, block_tokens);
   maps.v = token_map(call, call.v, call.heads, call.dhv, block_tokens);
   maps.h = token_map(call, call.h, call.heads, call.dhv, block_tokens);
-  launch_chained("forward", forward_kernel<M, N, Normalized, Keep>, blocks_for(call, shape.units), threads,
-                 Space<M, N>::bytes, stream, maps, call, shape);
+  maps.nothing = nothing_map(call, block_tokens);
+  launch_chained("forward", forward_kernel<M, N, Normalized, Keep>, shape.units.blocks(), threads, Space<M, N>::bytes,
+                 stream, maps, call, shape);
 }
 
 template <int M, int N>

@@ -30,28 +30,30 @@ __global__ void __launch_bounds__(threads, 1)
   __syncthreads();
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
-  if (first_tile(work.chunks, work.tiles) >= work.tiles.tiles) return;
+  if (!has_tiles(work.chunks, work.tiles)) return;
   switch (static_cast<Role>(threadIdx.x / warpgroup)) {
     case Role::producers: {
       arch::fewer_registers<producer_registers>();
       const bool first_lane = threadIdx.x % 32 == 0;
-      switch (static_cast<Producer>(threadIdx.x / 32)) {
-        case Producer::ring:
-          if (first_lane) load_ring<Size>(maps, work, memory);
-          break;
-        case Producer::resident:
-          if (first_lane) load_resident<Size>(maps, work, memory);
-          break;
-        case Producer::results:
-          if (first_lane) store_results<Size>(maps, work, memory);
-          break;
-        case Producer::gates: {
-          const Barriers<Size> barriers{memory + Plan<Size>::barriers};
-          load_gates<typename Plan<Size>::Gates>(work.chunks, work.tiles, memory, barriers.gates_full(),
-                                                 barriers.gates_empty());
-          break;
+      by_packing(work.chunks, [&](auto packed) {
+        switch (static_cast<Producer>(threadIdx.x / 32)) {
+          case Producer::ring:
+            if (first_lane) load_ring<Size>(packed, maps, work, memory);
+            break;
+          case Producer::resident:
+            if (first_lane) load_resident<Size>(packed, maps, work, memory);
+            break;
+          case Producer::results:
+            if (first_lane) store_results<Size>(packed, maps, work, memory);
+            break;
+          case Producer::gates: {
+            const Barriers<Size> barriers{memory + Plan<Size>::barriers};
+            load_gates<typename Plan<Size>::Gates>(packed, work.chunks, work.tiles, memory, barriers.gates_full(),
+                                                   barriers.gates_empty());
+            break;
+          }
         }
-      }
+      });
       break;
     }
     case Role::consumer_0:
@@ -87,6 +89,7 @@ Maps maps_of(const Call<float>& call, int dqk_panels) {
           .dh = tokens(call.dh, call.dhv, chunk),
           .dk = tokens(call.dk, call.dqk, chunk),
           .dv = tokens(call.dv, call.dhv, chunk),
+          .nothing = nothing_map(call, chunk),
           .dq = tokens(call.dq, call.dqk, half),
           .C = states(call.states),
           .dC = states(call.dstates)};
@@ -97,6 +100,7 @@ Work work_of(const Call<float>& call) {
           .row_sums = call.row_sums,
           .column_sums = call.column_sums,
           .outflow = call.outflow,
+          .dhv = call.dhv,
           .tiles = {static_cast<unsigned>(call.numbers * call.heads)}};
 }
 

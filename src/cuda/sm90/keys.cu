@@ -28,25 +28,28 @@ __global__ void __launch_bounds__(threads, 1)
   __syncthreads();
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
-  if (first_tile(work.chunks, work.parts) >= work.parts.tiles) return;
+  if (!has_tiles(work.chunks, work.parts)) return;
   switch (static_cast<Role>(threadIdx.x / warpgroup)) {
     case Role::producers: {
       arch::fewer_registers<producer_registers>();
       const bool first_lane = threadIdx.x % 32 == 0;
-      switch (static_cast<Producer>(threadIdx.x / 32)) {
-        case Producer::panels:
-          if (first_lane) load_panels(maps, work, memory);
-          break;
-        case Producer::resident:
-          if (first_lane) load_resident(maps, work, memory);
-          break;
-        case Producer::results:
-          if (first_lane) store_results(maps, work, memory);
-          break;
-        case Producer::gates:
-          load_gates<Plan::Gates>(work.chunks, work.parts, memory, barriers.gates_full(), barriers.gates_empty());
-          break;
-      }
+      by_packing(work.chunks, [&](auto packed) {
+        switch (static_cast<Producer>(threadIdx.x / 32)) {
+          case Producer::panels:
+            if (first_lane) load_panels(packed, maps, work, memory);
+            break;
+          case Producer::resident:
+            if (first_lane) load_resident(packed, maps, work, memory);
+            break;
+          case Producer::results:
+            if (first_lane) store_results(packed, maps, work, memory);
+            break;
+          case Producer::gates:
+            load_gates<Plan::Gates>(packed, work.chunks, work.parts, memory, barriers.gates_full(),
+                                    barriers.gates_empty());
+            break;
+        }
+      });
       break;
     }
     case Role::consumer_0:
@@ -78,6 +81,7 @@ Maps maps_of(const Call<float>& call) {
           .k = tokens(call.k, call.dqk, chunk),
           .v = tokens(call.v, call.dhv, chunk),
           .dh = tokens(call.dh, call.dhv, chunk),
+          .nothing = nothing_map(call, chunk),
           .dq = tokens(call.dq, call.dqk, half),
           .dk = tokens(call.dk, call.dqk, half),
           .C = states(call.states),
@@ -94,6 +98,7 @@ void launch_keys(const Call<float>& call, cudaStream_t stream) {
                   .row_sums = call.row_sums,
                   .column_sums = call.column_sums,
                   .outflow = call.outflow,
+                  .dqk = call.dqk,
                   .dhv_panels = (call.dhv + panel - 1) / panel,
                   .parts = Parts(call, parts, blocks)};
   launch_chained("keys", keys_kernel, blocks, threads, shared_bytes, stream, maps_of(call), work);

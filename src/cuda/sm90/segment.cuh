@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cuda/arch/barrier.cuh"
 #include "cuda/call.h"
 #include "cuda/sm90/divider.h"
 #include "cuda/sm90/stages.h"
@@ -13,12 +14,6 @@ struct Segment {
   int sequence, index;    // index: of the sequence's segments
   int start, length;      // tokens of all sequences before this one, where its vectors begin, and of the sequence
   int chunks, low, high;  // of the sequence; of the segment [low, high)
-
-  // As many as there are; with `followed` only those that another one follows, where sequences are packed.
-  __device__ static int count(const Call<float>& call, bool followed) {
-    if (call.cu_seqlens == nullptr) return static_cast<int>(call.sequences) * call.segments;
-    return followed ? call.parts[0].segment : call.parts[0].sequence;
-  }
 
   __device__ __forceinline__ Segment(const Call<float>& call, Divider by_sequences, unsigned number,
                                      unsigned chunk_tokens, int later = 0) {
@@ -57,20 +52,33 @@ struct Segment {
   }
 };
 
-// Blocks of threads for so many units of work in every segment.
-inline std::int64_t blocks_for(const Call<float>& call, int units) {
-  const std::int64_t segments = call.cu_seqlens == nullptr ? call.sequences * call.segments : call.most_parts();
-  return std::min<std::int64_t>(segments * units, multiprocessors());
-}
+// Units of work: heads and tiles of segments.
+struct Units {
+  int in_segment;
+  int all;  // at most
 
-// The units of work of this block of threads, so many in every segment. Packed segments come the longest first, and
-// every other round of blocks goes the other way, so that all end at about the same time.
-template <class Work>
-__device__ __forceinline__ void each_unit(const Call<float>& call, bool followed, int in_segment, const Work& work) {
-  const auto blocks = [] { return static_cast<int>(gridDim.x); };
+  Units(const Call<float>& call, int in_segment) : in_segment(in_segment) {
+    const std::int64_t segments = call.cu_seqlens == nullptr ? call.sequences * call.segments : call.most_parts();
+    all = static_cast<int>(segments * in_segment);
+  }
+  [[nodiscard]] int blocks() const { return std::min(all, multiprocessors()); }
+
+  // With `followed` only those of segments that another one follows, where sequences are packed.
+  __device__ __forceinline__ int count(const Call<float>& call, bool followed) const {
+    if (call.cu_seqlens == nullptr) return all;
+    return (followed ? call.parts[0].segment : call.parts[0].sequence) * in_segment;
+  }
+};
+
+// Those of this block of threads. Packed segments come the longest first, and every other round of blocks goes the
+// other way, so that all end at about the same time. Short: registers are.
+template <bool Short = false, class Work>
+__device__ __forceinline__ void each_unit(const Call<float>& call, bool followed, const Units& units,
+                                          const Work& work) {
+  const auto blocks = [] { return static_cast<int>(Short ? arch::grid_blocks() : gridDim.x); };
   int unit = static_cast<int>(blockIdx.x), step = call.cu_seqlens == nullptr ? blocks() : 2 * (blocks() - unit) - 1;
 #pragma unroll 1
-  while (unit < Segment::count(call, followed) * in_segment) {  // read again every time: one register less
+  while (unit < units.count(call, followed)) {  // read again every time: one register less
     work(unit);
     unit += step;
     step = 2 * blocks() - step;

@@ -68,7 +68,7 @@ void launch_pass(const Call<float>& call, cudaStream_t stream) {
   const int row_tiles = tiles(call.dqk, 64 * M), column_tiles = tiles(call.dhv, warpgroups * N);
   const Shape shape{.row_tiles = row_tiles,
                     .column_tiles = column_tiles,
-                    .units = call.heads * row_tiles * column_tiles,
+                    .units = Units(call, call.heads * row_tiles * column_tiles),
                     .by_rows = Divider(row_tiles),
                     .by_columns = Divider(column_tiles),
                     .by_heads = Divider(call.heads),
@@ -76,12 +76,13 @@ void launch_pass(const Call<float>& call, cudaStream_t stream) {
   Maps maps{};
   maps.x = token_map(call, reverse ? call.q : call.k, call.qk_heads, call.dqk, block_tokens);
   maps.y = token_map(call, reverse ? call.dh : call.v, call.heads, call.dhv, block_tokens);
+  maps.nothing = nothing_map(call, block_tokens);
   const auto map_of = [&](const void* states) {
     return matrix_map(states, call.numbers * call.heads, call.dqk, call.padded_dhv(), 64 * M);
   };
   if (Which == Pass::proper) maps.stored = map_of(reverse ? call.dstates : call.states);
   if (Which == Pass::proper && reverse) maps.c = map_of(call.states);
-  launch_chained("states", states_kernel<Direction, Which, M, N>, blocks_for(call, shape.units), threads,
+  launch_chained("states", states_kernel<Direction, Which, M, N>, shape.units.blocks(), threads,
                  Space<Direction, M, N>::bytes, stream, maps, call, shape);
 }
 

@@ -69,6 +69,13 @@ CUtensorMap token_map(const Call<float>& call, const Rows& rows, std::int64_t he
                 box);
 }
 
+// The first eight numbers of q, and not the first panel of the first token: nobody asks for that.
+CUtensorMap nothing_map(const Call<float>& call, int box_tokens) {
+  constexpr cuuint64_t sizes[4] = {8, 1, 1, 1}, strides[3] = {16, 16, 16};
+  const cuuint32_t box[4] = {panel, static_cast<cuuint32_t>(box_tokens), 1, 1};
+  return map_of(call.q.data, 4, sizes, strides, box);
+}
+
 CUtensorMap matrix_map(const void* data, std::int64_t matrices, std::int64_t rows, std::int64_t columns, int box_rows) {
   const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
                                static_cast<cuuint64_t>(matrices)};

@@ -31,22 +31,25 @@ __global__ void __launch_bounds__(threads, 1)
   __syncthreads();
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
-  if (first_tile(work.chunks, work.parts) >= work.parts.tiles) return;
+  if (!has_tiles(work.chunks, work.parts)) return;
   switch (static_cast<Role>(threadIdx.x / warpgroup)) {
     case Role::producers: {
       arch::fewer_registers<producer_registers>();
       const bool first_lane = threadIdx.x % 32 == 0;
-      switch (static_cast<Producer>(threadIdx.x / 32)) {
-        case Producer::ring:
-          if (first_lane) load_ring<Panels>(maps, work, memory);
-          break;
-        case Producer::results:
-          if (first_lane) store_results<Panels>(maps, work, memory);
-          break;
-        case Producer::gates:
-          load_gates<Plan::Gates>(work.chunks, work.parts, memory, barriers.gates_full(), barriers.gates_empty());
-          break;
-      }
+      by_packing(work.chunks, [&](auto packed) {
+        switch (static_cast<Producer>(threadIdx.x / 32)) {
+          case Producer::ring:
+            if (first_lane) load_ring<Panels>(packed, maps, work, memory);
+            break;
+          case Producer::results:
+            if (first_lane) store_results<Panels>(packed, maps, work, memory);
+            break;
+          case Producer::gates:
+            load_gates<Plan::Gates>(packed, work.chunks, work.parts, memory, barriers.gates_full(),
+                                    barriers.gates_empty());
+            break;
+        }
+      });
       break;
     }
     case Role::consumer_0:
@@ -79,13 +82,15 @@ Maps maps_of(const Call<float>& call) {
           .k = tokens(call.k, call.dqk, chunk),
           .dh = tokens(call.dh, call.dhv, half),
           .dv = tokens(call.dv, call.dhv, half),
+          .nothing = nothing_map(call, half),
           .dC = matrix_map(call.dstates, call.numbers * call.heads, call.dqk, call.padded_dhv(), half)};
 }
 
 template <int Panels>
 void launch(const Call<float>& call, int parts, cudaStream_t stream) {
   const std::int64_t blocks = std::min<std::int64_t>(call.numbers * call.heads * parts, multiprocessors());
-  const Work work{.chunks = Chunks(call), .depth = panels_of(call.dqk), .parts = Parts(call, parts, blocks)};
+  const Work work{
+      .chunks = Chunks(call), .depth = panels_of(call.dqk), .dhv = call.dhv, .parts = Parts(call, parts, blocks)};
   launch_chained("values", values_kernel<Panels>, blocks, threads, shared_bytes, stream, maps_of(call), work);
 }
 

@@ -33,12 +33,13 @@ struct Movers : Block<M, N, Normalized, Keep> {
 #pragma unroll 1
       for (int block = it.low; block < it.high; ++block, ring.advance(), k.advance(Space::parts)) {
         const int token = it.map_token(call) + block * block_tokens;
-        const auto load = [&](const CUtensorMap& map, int to, unsigned full, int panels, int column, int head) {
+        const auto load = [&](const CUtensorMap& map, int to, unsigned full, int panels, int column, int columns,
+                              int head) {
           arch::arrive_expecting(full, panels * panel_bytes);
 #pragma unroll 1
           for (int p = 0; p < panels; ++p)
-            arch::load_box(space + to + p * panel_bytes, &map, full, column + p * panel, token, head,
-                           it.map_batch(call));
+            arch::load_box(space + to + p * panel_bytes, column + p * panel < columns ? &map : &maps.nothing, full,
+                           column + p * panel, token, head, it.map_batch(call));
         };
         constexpr int parts = Space::parts, part_columns = Space::part_panels * panel;
         if (Keys)
@@ -47,17 +48,18 @@ struct Movers : Block<M, N, Normalized, Keep> {
             const KeySlots part = k.after(p);
             arch::wait(at(Space::k_empty, part.slot), part.phase ^ 1);
             load(maps.k, Space::k + part.slot * Space::part_bytes, at(Space::k_full, part.slot), Space::part_panels,
-                 p * part_columns, qk_head);
+                 p * part_columns, call.dqk, qk_head);
           }
         if (!Others) continue;
         arch::wait(at(Space::v_empty, ring.slot), ring.phase ^ 1);
-        load(maps.v, Space::v + ring.slot * Space::v_bytes, at(Space::v_full, ring.slot), N / 64, it.tile * N, it.head);
+        load(maps.v, Space::v + ring.slot * Space::v_bytes, at(Space::v_full, ring.slot), N / 64, it.tile * N, call.dhv,
+             it.head);
 #pragma unroll
         for (int p = parts - 1; p >= 0; --p) {
           const int part = ring.slot * parts + p;
           arch::wait(at(Space::q_empty, part), ring.phase ^ 1);
           load(maps.q, Space::q + ring.slot * Space::q_bytes + p * Space::part_bytes, at(Space::q_full, part),
-               Space::part_panels, p * part_columns, qk_head);
+               Space::part_panels, p * part_columns, call.dqk, qk_head);
         }
       }
     });
@@ -111,10 +113,11 @@ struct Movers : Block<M, N, Normalized, Keep> {
       arch::named_wait(staged_barrier(warpgroup), warpgroup_threads + 32);
       if (Normalized && it.tile == 0) store_rows(it, block, at(Space::rows, ring.slot, Space::row_bytes));
       if (lane == 0) {
-#pragma unroll 1
+#pragma unroll
         for (int p = 0; p < N / 64; ++p)
-          arch::store_box(at(Space::q, ring.slot, Space::q_bytes) + p * panel_bytes, &maps.h, it.tile * N + p * panel,
-                          it.map_token(call) + block * block_tokens, it.head, it.map_batch(call));
+          if (p == 0 || it.tile * N + p * panel < call.dhv)
+            arch::store_box(at(Space::q, ring.slot, Space::q_bytes) + p * panel_bytes, &maps.h, it.tile * N + p * panel,
+                            it.map_token(call) + block * block_tokens, it.head, it.map_batch(call));
         arch::commit_stores();
       }
       if (lane == 0) arch::wait_stores_read<0>();

@@ -58,11 +58,12 @@ struct Registers {
 };
 
 struct Maps {
-  CUtensorMap q, k, v, h, states;
+  CUtensorMap q, k, v, h, nothing, states;
 };
 
 struct Shape {
-  int column_tiles, units;      // units: heads and column tiles of a segment
+  int column_tiles;
+  Units units;
   int kept_shift, kept_chunks;  // log2 of the blocks between kept states, and how many of these a sequence has
   Divider by_tiles, by_heads, by_sequences;
 };
@@ -100,7 +101,7 @@ struct Block {
   __device__ unsigned at(int offset, int slot = 0, int step = 8) const { return space + offset + slot * step; }
   template <class Work>
   __device__ void each_item(const Work& work) const {
-    each_unit(call, false, shape.units, [&](int unit) {
+    each_unit<Space::wide>(call, false, shape.units, [&](int unit) {
       const Item it(call, shape, unit);
       if (it.has_work()) work(it);
     });

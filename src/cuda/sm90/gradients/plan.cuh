@@ -19,9 +19,9 @@ inline constexpr int consumer_warps = 8;
 inline constexpr int producer_registers = 24, consumer_registers = 240;
 
 struct Maps {
-  CUtensorMap q, k, v, dh, dk, dv;  // boxes of 128 tokens
-  CUtensorMap dq;                   // of 64
-  CUtensorMap C, dC;                // of all rows of a state
+  CUtensorMap q, k, v, dh, dk, dv, nothing;  // boxes of 128 tokens
+  CUtensorMap dq;                            // of 64
+  CUtensorMap C, dC;                         // of all rows of a state
 };
 
 // The rest of the call.
@@ -30,6 +30,7 @@ struct Work {
   float* row_sums;
   float* column_sums;
   float* outflow;
+  int dhv;
   Wholes tiles;
 };
 

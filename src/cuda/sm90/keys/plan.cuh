@@ -18,9 +18,9 @@ inline constexpr int columns = 128;  // of dqk in a tile
 inline constexpr int column_panels = columns / panel;
 
 struct Maps {
-  CUtensorMap q, k, v, dh;  // boxes of 128 tokens
-  CUtensorMap dq, dk;       // of 64
-  CUtensorMap C, dC;        // of 128 rows of a state
+  CUtensorMap q, k, v, dh, nothing;  // boxes of 128 tokens
+  CUtensorMap dq, dk;                // of 64
+  CUtensorMap C, dC;                 // of 128 rows of a state
 };
 
 // The rest of the call.
@@ -29,6 +29,7 @@ struct Work {
   float* row_sums;  // by parts, like the other two
   float* column_sums;
   float* outflow;
+  int dqk;
   int dhv_panels;  // of 64 columns
   Parts parts;
 };
@@ -37,8 +38,10 @@ struct Work {
 struct Part : Tile {
   int column;  // first one
 
-  __device__ __forceinline__ Part(const Work& work, unsigned tile)
-      : Tile(work.chunks, work.parts.chunk_of(tile)), column(static_cast<int>(work.parts.part_of(tile)) * columns) {}
+  template <class Packed>
+  __device__ __forceinline__ Part(Packed packed, const Work& work, unsigned tile)
+      : Tile(packed, work.chunks, work.parts.chunk_of(tile)),
+        column(static_cast<int>(work.parts.part_of(tile)) * columns) {}
 };
 
 // A panel of 64 columns of dhv in shared memory.

@@ -23,17 +23,21 @@ struct Movers : Block<Direction, Which, M, N> {
   __device__ void load_tokens() const {
     Ring<Space::slots> ring;
     each_item([&](const Item& it) {
+      // Found once: a division between a slot's wait and its loads would hold these up.
+      int x_head = it.head / call.group;
+      arch::forget(x_head);
+      const int first = it.map_token(call), batch = it.map_batch(call);
       for (BlockWalk<Direction> walk(it, blocks_per_chunk()); walk.more(); walk.next(), ring.advance()) {
-        const int token = it.map_token(call) + walk.chunk * call.L + walk.block * block_tokens;
+        const int token = first + walk.chunk * call.L + walk.block * block_tokens;
         const unsigned slot = space + ring.slot * Space::slot_bytes;
         arch::wait(empty(ring.slot), ring.phase ^ 1);
         arch::arrive_expecting(full(ring.slot), Space::slot_bytes);
-        for (int p = 0; p < M; ++p)
-          arch::load_box(slot + p * panel_bytes, &maps.x, full(ring.slot), it.row + p * panel, token,
-                         it.head / call.group, it.map_batch(call));
+        const auto load = [&](const CUtensorMap& map, unsigned to, int column, int columns, int head) {
+          arch::load_box(to, column < columns ? &map : &maps.nothing, full(ring.slot), column, token, head, batch);
+        };
+        for (int p = 0; p < M; ++p) load(maps.x, slot + p * panel_bytes, it.row + p * panel, call.dqk, x_head);
         for (int p = 0; p < warpgroups * N / panel; ++p)
-          arch::load_box(slot + Space::x_bytes + p * panel_bytes, &maps.y, full(ring.slot), it.column + p * panel,
-                         token, it.head, it.map_batch(call));
+          load(maps.y, slot + Space::x_bytes + p * panel_bytes, it.column + p * panel, call.dhv, it.head);
       }
     });
   }

@@ -83,11 +83,12 @@ struct BlockWalk {
 };
 
 struct Maps {
-  CUtensorMap x, y, stored, c;  // stored: where states go; c: the C of chunk starts, in reverse time
+  CUtensorMap x, y, nothing, stored, c;  // stored: where states go; c: the C of chunk starts, in reverse time
 };
 
 struct Shape {
-  int row_tiles, column_tiles, units;  // units: heads and tiles of a segment
+  int row_tiles, column_tiles;
+  Units units;
   Divider by_rows, by_columns, by_heads, by_sequences;
 };
 

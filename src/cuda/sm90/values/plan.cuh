@@ -16,15 +16,16 @@ inline constexpr int consumer_warps = 8;
 inline constexpr int producer_registers = 24, consumer_registers = 240;
 
 struct Maps {
-  CUtensorMap q, k;    // boxes of 128 tokens
-  CUtensorMap dh, dv;  // of 64
-  CUtensorMap dC;      // of 64 rows
+  CUtensorMap q, k;             // boxes of 128 tokens
+  CUtensorMap dh, dv, nothing;  // of 64
+  CUtensorMap dC;               // of 64 rows
 };
 
 // The rest of the call.
 struct Work {
   Chunks chunks;
   int depth;  // panels of 64 that dqk takes
+  int dhv;
   Parts parts;
 };
 
@@ -33,8 +34,9 @@ template <int Panels>
 struct Part : Tile {
   int column;  // first one
 
-  __device__ __forceinline__ Part(const Work& work, unsigned tile)
-      : Tile(work.chunks, work.parts.chunk_of(tile)),
+  template <class Packed>
+  __device__ __forceinline__ Part(Packed packed, const Work& work, unsigned tile)
+      : Tile(packed, work.chunks, work.parts.chunk_of(tile)),
         column(static_cast<int>(work.parts.part_of(tile)) * Panels * panel) {}
 };
 

@@ -8,8 +8,8 @@
 namespace tfla::cuda::sm90::values {
 
 // One thread: the ring.
-template <int Panels>
-__device__ __forceinline__ void load_ring(const Maps& maps, const Work& work, unsigned memory) {
+template <int Panels, class Packed>
+__device__ __forceinline__ void load_ring(Packed packed, const Maps& maps, const Work& work, unsigned memory) {
   const Barriers barriers{memory + Plan::barriers};
   Ring<Plan::ring_slots> ring;
   unsigned full = 0, slot = 0;
@@ -20,9 +20,9 @@ __device__ __forceinline__ void load_ring(const Maps& maps, const Work& work, un
     arch::arrive_expecting(full, bytes);
     ring.advance();
   };
-  for (unsigned index = first_tile(work.chunks, work.parts); index < work.parts.tiles;
-       index = tile_after(work.chunks, work.parts, index)) {
-    const Part<Panels> tile(work, index);
+  for (unsigned index = first_tile(packed, work.chunks, work.parts); index < work.parts.tiles;
+       index = tile_after(packed, work.chunks, work.parts, index)) {
+    const Part<Panels> tile(packed, work, index);
 #pragma unroll 1
     for (int p = 0; p < work.depth; ++p) {
       next(2 * slot_bytes);
@@ -37,31 +37,37 @@ __device__ __forceinline__ void load_ring(const Maps& maps, const Work& work, un
     for (int query = 0; query < chunk; query += half) {
       next(Panels * half_bytes);
 #pragma unroll 1
-      for (int x = 0; x < Panels; ++x)
-        arch::load_box(slot + x * half_bytes, &maps.dh, full, tile.column + x * panel, tile.token + query, tile.head,
-                       tile.batch);
+      for (int x = 0; x < Panels; ++x) {
+        const bool inside =
+            !Packed::value || (tile.column + x * panel < work.dhv && tile.token + query < work.chunks.tokens);
+        arch::load_box(slot + x * half_bytes, inside ? &maps.dh : &maps.nothing, full, tile.column + x * panel,
+                       tile.token + query, tile.head, tile.batch);
+      }
     }
   }
 }
 
 // One thread: sends what the consumers staged, each in a slot of dH, and empties the slots.
-template <int Panels>
-__device__ __forceinline__ void store_results(const Maps& maps, const Work& work, unsigned memory) {
+template <int Panels, class Packed>
+__device__ __forceinline__ void store_results(Packed packed, const Maps& maps, const Work& work, unsigned memory) {
   const Barriers barriers{memory + Plan::barriers};
   int slot = 0;
   unsigned parity = 0;
-  for (unsigned index = first_tile(work.chunks, work.parts); index < work.parts.tiles;
-       index = tile_after(work.chunks, work.parts, index), parity ^= 1) {
-    const Part<Panels> tile(work, index);
+  for (unsigned index = first_tile(packed, work.chunks, work.parts); index < work.parts.tiles;
+       index = tile_after(packed, work.chunks, work.parts, index), parity ^= 1) {
+    const Part<Panels> tile(packed, work, index);
     slot += 2 * work.depth;
 #pragma unroll 1
     for (int w = 0; w < 2; ++w, ++slot) {
       slot %= Plan::ring_slots;
       arch::wait(barriers.staged(w), parity);
 #pragma unroll 1
-      for (int x = 0; x < Panels; ++x)
+      for (int x = 0; x < Panels; ++x) {
+        if (Packed::value && (tile.column + x * panel >= work.dhv || tile.token + w * half >= work.chunks.tokens))
+          break;
         arch::store_box(memory + Plan::ring + slot * Plan::room + x * half_bytes, &maps.dv, tile.column + x * panel,
                         tile.token + w * half, tile.head, tile.batch);
+      }
       arch::commit_stores();
       arch::wait_stores_read<0>();
       arch::arrive(barriers.ring_empty(slot));
