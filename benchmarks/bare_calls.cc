@@ -15,10 +15,11 @@ struct Buffers {
 
 }  // namespace
 
-// Host seconds per call. operation: 0 forward, 1 backward, 2 forward then backward, 3 step. shape: B, T, H, dqk, dhv,
-// with float32 tensors; the scratch is large enough for each.
-extern "C" __attribute__((visibility("default"))) double tfla_bare_calls(int operation, int device, int threads,
-                                                                         const std::int64_t* shape,
+// Host seconds per call. operation: 0 forward, 1 backward, 2 forward then backward, 3 step. part: 0 all of it, 1 only
+// the plan, 2 the plan after validation of the arguments. shape: B, T, H, dqk, dhv, with float32 tensors; the scratch
+// is large enough for each.
+extern "C" __attribute__((visibility("default"))) double tfla_bare_calls(int operation, int part, int device,
+                                                                         int threads, const std::int64_t* shape,
                                                                          const Buffers* buffers,
                                                                          std::int64_t scratch_bytes, void* stream,
                                                                          int count) {
@@ -55,13 +56,19 @@ extern "C" __attribute__((visibility("default"))) double tfla_bare_calls(int ope
       .batch = B, .tokens = T, .qk_heads = H, .heads = H, .dqk = dqk, .dhv = dhv, .sequences = B, .longest = T};
   const tfla::Execution execution{.device = static_cast<tfla::Device>(device), .threads = threads, .stream = stream};
   const std::span scratch(static_cast<std::byte*>(b.scratch), static_cast<std::size_t>(scratch_bytes));
-  const auto plan = [&](tfla::Operation what) { return tfla::plan(what, sizes, {}, execution); };
+  const auto call = [&](tfla::Operation what, const auto& args, auto run) {
+    const tfla::Plan plan = part == 2 ? tfla::plan(args, execution) : tfla::plan(what, sizes, {}, execution);
+    if (part == 0) run(args, plan);
+  };
+  const auto run_forward = [&](const auto& args, const auto& plan) { tfla::forward(args, plan, scratch, stream); };
+  const auto run_backward = [&](const auto& args, const auto& plan) { tfla::backward(args, plan, scratch, stream); };
+  const auto run_step = [&](const auto& args, const auto& plan) { tfla::step(args, plan, scratch, stream); };
 
   const auto begin = std::chrono::steady_clock::now();
-  for (int call = 0; call < count; ++call) {
-    if (operation == 0 || operation == 2) tfla::forward(forward, plan(tfla::Operation::forward), scratch, stream);
-    if (operation == 1 || operation == 2) tfla::backward(backward, plan(tfla::Operation::backward), scratch, stream);
-    if (operation == 3) tfla::step(step, plan(tfla::Operation::step), scratch, stream);
+  for (int done = 0; done < count; ++done) {
+    if (operation == 0 || operation == 2) call(tfla::Operation::forward, forward, run_forward);
+    if (operation == 1 || operation == 2) call(tfla::Operation::backward, backward, run_backward);
+    if (operation == 3) call(tfla::Operation::step, step, run_step);
   }
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / count;
 }

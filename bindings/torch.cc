@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -20,8 +21,12 @@
 
 #include "tfla/tfla.h"
 
-// Only builds of torch with CUDA have it.
-extern "C" AOTITorchError __attribute__((weak)) aoti_torch_get_current_cuda_stream(int32_t device, void** stream);
+// Only builds of torch with CUDA have these.
+extern "C" {
+AOTITorchError __attribute__((weak)) aoti_torch_get_current_cuda_stream(int32_t device, void** stream);
+AOTITorchError __attribute__((weak)) aoti_torch_cuda_caching_allocator_raw_alloc(uint64_t bytes, void** memory);
+AOTITorchError __attribute__((weak)) aoti_torch_cuda_caching_allocator_raw_delete(void* memory);
+}
 
 namespace {
 
@@ -197,12 +202,51 @@ tfla::Plan plan_of(tfla::Operation operation, const Args& args, const Place& pla
   return plan;
 }
 
+// Memory for the length of one call: from torch's allocator, on a GPU for the current stream and without a tensor
+// around it, or on the CPU, where little is needed, a block that each thread keeps (large blocks cost malloc
+// microseconds).
+class Scratch {
+ public:
+  Scratch(std::size_t bytes, const Place& place) : bytes_(bytes) {
+    if (bytes == 0) return;
+    if (place.execution().device == tfla::Device::cuda) {
+      void* memory = nullptr;
+      TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_caching_allocator_raw_alloc(bytes, &memory));
+      memory_ = static_cast<std::byte*>(memory);
+      cuda_ = true;
+    } else if (bytes > kept_bytes) {
+      tensor_ = place.empty(ScalarType::Byte, {static_cast<std::int64_t>(bytes)});
+      memory_ = static_cast<std::byte*>(tensor_->mutable_data_ptr());
+    } else {
+      thread_local const std::unique_ptr<Kept> kept(new Kept);
+      memory_ = kept->bytes.data();
+    }
+  }
+  ~Scratch() {
+    if (cuda_) aoti_torch_cuda_caching_allocator_raw_delete(memory_);
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  [[nodiscard]] std::span<std::byte> bytes() const { return {memory_, bytes_}; }
+
+ private:
+  static constexpr std::size_t kept_bytes = std::size_t{1} << 18;
+  struct alignas(tfla::scratch_alignment) Kept {
+    std::array<std::byte, kept_bytes> bytes;
+  };
+
+  std::size_t bytes_;
+  std::byte* memory_ = nullptr;
+  bool cuda_ = false;
+  MaybeTensor tensor_;
+};
+
 template <class Args>
 void run(const tfla::Plan& plan, const Args& args, const Place& place,
          void (*function)(const Args&, const tfla::Plan&, std::span<std::byte>, void*)) {
-  const Tensor scratch = place.empty(ScalarType::Byte, {static_cast<std::int64_t>(plan.scratch_bytes)});
-  function(args, plan, {static_cast<std::byte*>(scratch.mutable_data_ptr()), plan.scratch_bytes},
-           place.execution().stream);
+  const Scratch scratch(plan.scratch_bytes, place);
+  function(args, plan, scratch.bytes(), place.execution().stream);
 }
 
 template <class Args>
@@ -237,8 +281,9 @@ tfla::MlstmForward forward_args(const Views& views, const Tensor& q, const Tenso
 
 Tensor mlstm(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f, const MaybeTensor& C,
              const MaybeTensor& n, const MaybeTensor& m, const MaybeTensor& cu_seqlens, std::int64_t gate,
-             std::int64_t normalizer, double eps, std::optional<double> qk_scale, std::optional<double> soft_cap,
-             bool exact_normalizer_grad, std::int64_t chunk_size, std::int64_t formulation, bool head_first) {
+             std::int64_t normalizer, bool head_first, double eps, std::optional<double> qk_scale,
+             std::optional<double> soft_cap, bool exact_normalizer_grad, std::int64_t chunk_size,
+             std::int64_t formulation) {
   const Place place(q);
   const Tensor h = place.empty_like("v", v);
   const auto options =
@@ -252,9 +297,10 @@ Tensor mlstm(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i,
 std::tuple<Tensor, Tensor> mlstm_with_rows(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i,
                                            const Tensor& f, const MaybeTensor& C, const MaybeTensor& n,
                                            const MaybeTensor& m, const MaybeTensor& cu_seqlens, std::int64_t gate,
-                                           std::int64_t normalizer, double eps, std::optional<double> qk_scale,
-                                           std::optional<double> soft_cap, bool exact_normalizer_grad,
-                                           std::int64_t chunk_size, std::int64_t formulation, bool head_first) {
+                                           std::int64_t normalizer, bool head_first, double eps,
+                                           std::optional<double> qk_scale, std::optional<double> soft_cap,
+                                           bool exact_normalizer_grad, std::int64_t chunk_size,
+                                           std::int64_t formulation) {
   const Place place(q);
   const Tensor h = place.empty_like("v", v);
   auto options = options_of(gate, normalizer, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size, formulation);
@@ -271,8 +317,8 @@ std::tuple<Tensor, Tensor> mlstm_with_rows(const Tensor& q, const Tensor& k, con
 std::tuple<Tensor, Tensor, Tensor, Tensor> mlstm_with_state(
     const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f, const MaybeTensor& C,
     const MaybeTensor& n, const MaybeTensor& m, const MaybeTensor& cu_seqlens, std::int64_t gate,
-    std::int64_t normalizer, double eps, std::optional<double> qk_scale, std::optional<double> soft_cap,
-    bool exact_normalizer_grad, std::int64_t chunk_size, std::int64_t formulation, bool head_first) {
+    std::int64_t normalizer, bool head_first, double eps, std::optional<double> qk_scale,
+    std::optional<double> soft_cap, bool exact_normalizer_grad, std::int64_t chunk_size, std::int64_t formulation) {
   const Place place(q);
   const Views views(place, head_first);
   const Tensor h = place.empty_like("v", v);
@@ -301,13 +347,13 @@ std::int64_t differentiable(std::int64_t formulation) {
 
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-// rows: as mlstm_with_rows left them.
-Gradients backward_from(const MaybeTensor& rows, const Tensor& dh, const MaybeTensor& dC, const MaybeTensor& dn,
-                        const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f,
-                        const MaybeTensor& C, const MaybeTensor& n, const MaybeTensor& m, const MaybeTensor& cu_seqlens,
-                        std::int64_t gate, std::int64_t normalizer, double eps, std::optional<double> qk_scale,
-                        std::optional<double> soft_cap, bool exact_normalizer_grad, std::int64_t chunk_size,
-                        std::int64_t formulation, bool head_first) {
+// rows: as mlstm_with_rows left them, or none.
+Gradients mlstm_backward(const Tensor& dh, const MaybeTensor& dC, const MaybeTensor& dn, const MaybeTensor& rows,
+                         const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f,
+                         const MaybeTensor& C, const MaybeTensor& n, const MaybeTensor& m,
+                         const MaybeTensor& cu_seqlens, std::int64_t gate, std::int64_t normalizer, bool head_first,
+                         double eps, std::optional<double> qk_scale, std::optional<double> soft_cap,
+                         bool exact_normalizer_grad, std::int64_t chunk_size, std::int64_t formulation) {
   const Place place(q);
   const Views views(place, head_first);
   const Tensor dh_rows = with_rows(dh);
@@ -350,27 +396,6 @@ Gradients backward_from(const MaybeTensor& rows, const Tensor& dh, const MaybeTe
   return {dq, dk, dv, di, df, dC0, dn0};
 }
 
-Gradients mlstm_backward(const Tensor& dh, const MaybeTensor& dC, const MaybeTensor& dn, const Tensor& q,
-                         const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f, const MaybeTensor& C,
-                         const MaybeTensor& n, const MaybeTensor& m, const MaybeTensor& cu_seqlens, std::int64_t gate,
-                         std::int64_t normalizer, double eps, std::optional<double> qk_scale,
-                         std::optional<double> soft_cap, bool exact_normalizer_grad, std::int64_t chunk_size,
-                         std::int64_t formulation, bool head_first) {
-  return backward_from(std::nullopt, dh, dC, dn, q, k, v, i, f, C, n, m, cu_seqlens, gate, normalizer, eps, qk_scale,
-                       soft_cap, exact_normalizer_grad, chunk_size, formulation, head_first);
-}
-
-Gradients mlstm_backward_with_rows(const Tensor& rows, const Tensor& dh, const MaybeTensor& dC, const MaybeTensor& dn,
-                                   const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f,
-                                   const MaybeTensor& C, const MaybeTensor& n, const MaybeTensor& m,
-                                   const MaybeTensor& cu_seqlens, std::int64_t gate, std::int64_t normalizer,
-                                   double eps, std::optional<double> qk_scale, std::optional<double> soft_cap,
-                                   bool exact_normalizer_grad, std::int64_t chunk_size, std::int64_t formulation,
-                                   bool head_first) {
-  return backward_from(rows, dh, dC, dn, q, k, v, i, f, C, n, m, cu_seqlens, gate, normalizer, eps, qk_scale, soft_cap,
-                       exact_normalizer_grad, chunk_size, formulation, head_first);
-}
-
 // One token as (B,H,D) or (B,H) becomes a token axis of one.
 template <class View>
 View with_token_axis(View view) {
@@ -386,8 +411,8 @@ View with_token_axis(View view) {
 
 Tensor mlstm_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f, const Tensor& C,
                   const Tensor& n, const Tensor& m, const MaybeTensor& slots, std::int64_t gate,
-                  std::int64_t normalizer, double eps, std::optional<double> qk_scale, std::optional<double> soft_cap,
-                  bool head_first) {
+                  std::int64_t normalizer, bool head_first, double eps, std::optional<double> qk_scale,
+                  std::optional<double> soft_cap) {
   const Place place(q);
   const bool one_token = q.dim() == 3;
   const Views views(place, head_first && !one_token);
@@ -410,22 +435,22 @@ Tensor mlstm_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tenso
 
 }  // namespace
 
-#define TFLA_INPUTS "Tensor q, Tensor k, Tensor v, Tensor i, Tensor f, "
-#define TFLA_FAMILY "int gate, int normalizer, float eps, float? qk_scale, float? soft_cap, "
-#define TFLA_TRAINING "bool exact_normalizer_grad, int chunk_size, int formulation, bool head_first"
-#define TFLA_INITIAL "Tensor? C, Tensor? n, Tensor? m, Tensor? cu_seqlens, "
+// Defaults are here so that callers leave out what they do not change: every argument costs host time.
+#define TFLA_INPUTS "Tensor q, Tensor k, Tensor v, Tensor i, Tensor f"
+#define TFLA_INITIAL ", Tensor? C=None, Tensor? n=None, Tensor? m=None, Tensor? cu_seqlens=None"
+#define TFLA_FAMILY \
+  ", int gate=0, int normalizer=0, bool head_first=False, float eps=1e-6, float? qk_scale=None, float? soft_cap=None"
+#define TFLA_TRAINING ", bool exact_normalizer_grad=False, int chunk_size=0, int formulation=0"
+#define TFLA_SEQUENCE "(" TFLA_INPUTS TFLA_INITIAL TFLA_FAMILY TFLA_TRAINING ")"
 
 STABLE_TORCH_LIBRARY(tfla, library) {
-  library.def("mlstm(" TFLA_INPUTS TFLA_INITIAL TFLA_FAMILY TFLA_TRAINING ") -> Tensor");
-  library.def("mlstm_with_rows(" TFLA_INPUTS TFLA_INITIAL TFLA_FAMILY TFLA_TRAINING ") -> (Tensor, Tensor)");
-  library.def("mlstm_with_state(" TFLA_INPUTS TFLA_INITIAL TFLA_FAMILY TFLA_TRAINING
-              ") -> (Tensor, Tensor, Tensor, Tensor)");
-  library.def("mlstm_backward(Tensor dh, Tensor? dC, Tensor? dn, " TFLA_INPUTS TFLA_INITIAL TFLA_FAMILY TFLA_TRAINING
-              ") -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-  library.def("mlstm_backward_with_rows(Tensor rows, Tensor dh, Tensor? dC, Tensor? dn, " TFLA_INPUTS TFLA_INITIAL
-                  TFLA_FAMILY TFLA_TRAINING ") -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-  library.def("mlstm_step(" TFLA_INPUTS "Tensor(a!) C, Tensor(b!) n, Tensor(c!) m, Tensor? slots, " TFLA_FAMILY
-              "bool head_first) -> Tensor");
+  library.def("mlstm" TFLA_SEQUENCE " -> Tensor");
+  library.def("mlstm_with_rows" TFLA_SEQUENCE " -> (Tensor, Tensor)");
+  library.def("mlstm_with_state" TFLA_SEQUENCE " -> (Tensor, Tensor, Tensor, Tensor)");
+  library.def("mlstm_backward(Tensor dh, Tensor? dC, Tensor? dn, Tensor? rows, " TFLA_INPUTS TFLA_INITIAL TFLA_FAMILY
+                  TFLA_TRAINING ") -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  library.def("mlstm_step(" TFLA_INPUTS ", Tensor(a!) C, Tensor(b!) n, Tensor(c!) m, Tensor? slots=None" TFLA_FAMILY
+              ") -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(tfla, CPU, library) {
@@ -433,7 +458,6 @@ STABLE_TORCH_LIBRARY_IMPL(tfla, CPU, library) {
   library.impl("mlstm_with_rows", TORCH_BOX(&mlstm_with_rows));
   library.impl("mlstm_with_state", TORCH_BOX(&mlstm_with_state));
   library.impl("mlstm_backward", TORCH_BOX(&mlstm_backward));
-  library.impl("mlstm_backward_with_rows", TORCH_BOX(&mlstm_backward_with_rows));
   library.impl("mlstm_step", TORCH_BOX(&mlstm_step));
 }
 
@@ -442,6 +466,5 @@ STABLE_TORCH_LIBRARY_IMPL(tfla, CUDA, library) {
   library.impl("mlstm_with_rows", TORCH_BOX(&mlstm_with_rows));
   library.impl("mlstm_with_state", TORCH_BOX(&mlstm_with_state));
   library.impl("mlstm_backward", TORCH_BOX(&mlstm_backward));
-  library.impl("mlstm_backward_with_rows", TORCH_BOX(&mlstm_backward_with_rows));
   library.impl("mlstm_step", TORCH_BOX(&mlstm_step));
 }

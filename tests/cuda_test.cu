@@ -370,6 +370,38 @@ TEST_F(Cuda, NanStaysInItsSequenceOnHopper) {
   }
 }
 
+// States that forward keeps carry their errors to the end of the sequence: every regime of the gates, more heads than
+// multiprocessors have room for at a time, and dhv that takes the kernel with 64 columns to a block.
+TEST_F(Cuda, WideHeadsKeepStatesOnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  const auto check = [&](Regime regime, const MlstmShape& shape) {
+    Case c = gpu_case(shape);
+    c.regime = regime;
+    c.options.keep_states = true;
+    Problem problem(c);
+    const reference::Judge judge(problem, true);
+    EXPECT_FALSE(plan(problem.forward(), on_gpu).keeps_rows) << label(c);
+    forward(problem.forward(), on_gpu);
+    backward(problem.backward(), on_gpu);
+    EXPECT_TRUE(within_bounds(judge.forward_errors(), c)) << label(c);
+    EXPECT_TRUE(within_bounds(judge.backward_errors(), c)) << label(c);
+  };
+  const auto shape = [](std::int64_t batch, std::int64_t tokens, std::int64_t heads, std::int64_t dqk,
+                        std::int64_t dhv) {
+    return MlstmShape{.batch = batch,
+                      .tokens = tokens,
+                      .qk_heads = heads,
+                      .heads = heads,
+                      .dqk = dqk,
+                      .dhv = dhv,
+                      .dtype = DType::bfloat16};
+  };
+  for (const Regime regime : reference::all_regimes) check(regime, shape(1, 1024, 4, 256, 512));
+  check(Regime::randn, shape(2, 300, 20, 256, 512));
+  check(Regime::randn, shape(2, 300, 3, 200, 64));
+  check(Regime::randn, shape(1, 129, 2, 136, 40));
+}
+
 TEST_F(Cuda, LongerChunksNeedLessMemoryOnHopper) {
   if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
   const MlstmShape shape{.batch = 8,

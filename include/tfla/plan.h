@@ -49,8 +49,9 @@ struct Plan {
 
   std::int64_t panel = 0;  // columns of the state that step and the recurrent formulation update at a time
 
-  std::int64_t segments = 1;  // cuda: parts of a sequence whose states are summed up side by side
-  std::int64_t slices = 1;    // cuda: parts of the heads that backward takes one after the other, in the same scratch
+  std::int64_t segments = 1;  // cuda: parts of a sequence that are worked through side by side
+  std::int64_t pieces = 1;  // cuda: parts of a segment, summed up side by side for the states that segments start from
+  std::int64_t slices = 1;  // cuda: parts of the heads that backward takes one after the other, in the same scratch
 
   bool hopper = false;            // cuda: stages states and outputs by kernels of sm_90a
   bool hopper_gradients = false;  // and stage gradients

@@ -28,6 +28,8 @@ REFUSED = {
     "booleans": (lambda: tfla.mlstm(*replaced(i=GIVEN.i.bool())), "i has a dtype other than"),
     "devices": (lambda: tfla.mlstm(*replaced(k=GIVEN.k.to("meta"))), "tensors are on cpu, meta"),
     "gate": (lambda: tfla.mlstm(*GIVEN, gate="sig"), "gate is 'sig'; it must be 'exp', 'sigmoid' or 'log'"),
+    "unhashable gate": (lambda: tfla.mlstm(*GIVEN, gate=["exp"]), r"gate is \['exp'\]"),
+    "gate of a step": (lambda: tfla.mlstm_step(*GIVEN, STATE, gate="sig"), "gate is 'sig'"),
     "normalizer": (lambda: tfla.mlstm(*GIVEN, normalizer="mean"), "normalizer is 'mean'"),
     "layout": (lambda: tfla.mlstm(*GIVEN, layout="tbhd"), "layout is 'tbhd'; it must be 'bthd' or 'bhtd'"),
     "chunk size": (lambda: tfla.mlstm(*GIVEN, chunk_size=0), "chunk_size is 0"),
@@ -71,7 +73,7 @@ def test_refused(case):
 def test_registered_operator_refuses_unknown_numbers():
     for gate in (3, -1, 256):
         with pytest.raises(ValueError, match=r"tfla: options.gate is not one of"):
-            library.forward(*GIVEN, None, None, None, None, gate, 0, 1e-6, None, None, False, 0, 0, False)
+            library.forward(*GIVEN, None, None, None, None, gate)
 
 
 def test_refused_under_compile():

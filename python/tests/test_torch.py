@@ -6,11 +6,12 @@ from torch.utils.checkpoint import checkpoint
 
 import tfla
 from inputs import make_inputs, make_state
+from tfla import _autograd
 from tfla import _torch_library as library
 from tfla.reference import BOUNDS, recurrence, relative_error
 
 DOUBLE = torch.float64
-OPTIONS = (0, 0, 1e-6, None, None, False, 0, 0, False)  # as in the schemas of bindings/torch.cc
+OPTIONS = (0, 0, False, 1e-6, None, None, False, 0, 0)  # as in the schemas of bindings/torch.cc
 
 
 def small(**options):
@@ -31,13 +32,18 @@ def opcheck_cases():
         "mlstm_with_rows_packed": (library.forward_with_rows, (*packed, *none, cu_seqlens, *OPTIONS)),
         "mlstm_with_state": (library.forward_with_state, (*leaves, *state, None, *OPTIONS)),
         "mlstm_with_state_packed": (library.forward_with_state, (*packed, *none, cu_seqlens, *OPTIONS)),
-        "mlstm_backward": (library.backward, (dh, None, None, *given, *none, None, *OPTIONS)),
-        "mlstm_backward_state": (library.backward, (dh, dC, dn, *given, *state, None, *OPTIONS)),
+        "mlstm_backward": (library.backward, (dh, None, None, None, *given, *none, None, *OPTIONS)),
+        "mlstm_backward_state": (library.backward, (dh, dC, dn, None, *given, *state, None, *OPTIONS)),
         "mlstm_backward_with_rows": (
-            library.backward_with_rows,
-            (torch.empty(0, dtype=torch.uint8), dh, None, None, *given, *none, None, *OPTIONS),
+            library.backward,
+            (dh, None, None, torch.empty(0, dtype=torch.uint8), *given, *none, None, *OPTIONS),
         ),
-        "mlstm_step": (library.step, (*given, *state, None, *OPTIONS[:5], False)),
+        "mlstm_defaults": (library.forward, leaves),
+        "mlstm_with_rows_defaults": (library.forward_with_rows, leaves),
+        "mlstm_with_state_defaults": (library.forward_with_state, leaves),
+        "mlstm_backward_defaults": (library.backward, (dh, None, None, None, *given)),
+        "mlstm_step_defaults": (library.step, (*given, *state)),
+        "mlstm_step": (library.step, (*given, *state, None, *OPTIONS[:6])),
     }
 
 
@@ -88,8 +94,25 @@ def test_forward_mode_is_refused():
         tfla.mlstm(*(torch.autograd.forward_ad.make_dual(x, x) for x in given))
 
 
-def loss(*inputs):
-    return tfla.mlstm(*inputs).square().sum()
+def loss(*inputs, **options):
+    return tfla.mlstm(*inputs, **options).square().sum()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("given_state", [False, True])
+def test_rows_go_from_forward_to_backward(monkeypatch, given_state, compiled):
+    """As training does on a GPU, but on the CPU, where rows are empty."""
+    options = {"initial_state": make_state(2, 2, 3, 2, DOUBLE), "soft_cap": 2.0} if given_state else {}
+    plain, handed = small().leaves(), small().leaves()
+    loss(*plain, **options).backward()
+    monkeypatch.setattr(_autograd, "_hands_rows", lambda operator, inputs: operator is library.forward)
+    function = torch.compile(loss, fullgraph=True, backend="aot_eager") if compiled else loss
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        function(*handed, **options).backward()
+    names = {event.key for event in profile.key_averages()}
+    assert "tfla::mlstm_with_rows" in names and "tfla::mlstm" not in names
+    for x, y in zip(handed, plain, strict=True):
+        assert torch.equal(x.grad, y.grad)
 
 
 def test_func_grad_and_vmap():

@@ -20,8 +20,9 @@ def _state_shapes(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, head_first: b
     return [shape, shape[:3], shape[:2]]
 
 
+# Arguments at their defaults are left out at the end.
 @torch.library.register_fake("tfla::mlstm")
-def _(q, k, v, i, f, C, n, m, cu_seqlens, *options):
+def _(q, k, v, i, f, C=None, n=None, m=None, cu_seqlens=None, *options):
     _on_one_device(q, k, v, i, f, C, n, m, cu_seqlens)
     return v.new_empty(v.shape)
 
@@ -32,7 +33,7 @@ ROW_ALIGNMENT = 64
 
 
 @torch.library.register_fake("tfla::mlstm_with_rows")
-def _(q, k, v, i, f, C, n, m, cu_seqlens, *options):
+def _(q, k, v, i, f, C=None, n=None, m=None, cu_seqlens=None, *options):
     _on_one_device(q, k, v, i, f, C, n, m, cu_seqlens)
     vector = i.shape.numel() * (8 if q.dtype == torch.float64 else 4)
     aligned = (vector + ROW_ALIGNMENT - 1) // ROW_ALIGNMENT * ROW_ALIGNMENT
@@ -40,27 +41,22 @@ def _(q, k, v, i, f, C, n, m, cu_seqlens, *options):
 
 
 @torch.library.register_fake("tfla::mlstm_with_state")
-def _(q, k, v, i, f, C, n, m, cu_seqlens, *options):
+def _(q, k, v, i, f, C=None, n=None, m=None, cu_seqlens=None, gate=0, normalizer=0, head_first=False, *options):
     _on_one_device(q, k, v, i, f, C, n, m, cu_seqlens)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    shapes = _state_shapes(q, v, cu_seqlens, head_first=options[-1])
+    shapes = _state_shapes(q, v, cu_seqlens, head_first)
     return (v.new_empty(v.shape), *(q.new_empty(shape, dtype=dtype) for shape in shapes))
 
 
 @torch.library.register_fake("tfla::mlstm_backward")
-def _gradients(dh, dC, dn, q, k, v, i, f, C, n, m, cu_seqlens, *options):
-    _on_one_device(dh, dC, dn, q, k, v, i, f, C, n, m, cu_seqlens)
+def _(dh, dC, dn, rows, q, k, v, i, f, C=None, n=None, m=None, cu_seqlens=None, *options):
+    _on_one_device(dh, dC, dn, rows, q, k, v, i, f, C, n, m, cu_seqlens)
     grads = [x.new_empty(x.shape) for x in (q, k, v, i, f)]
     states = [q.new_empty(0, dtype=torch.float32) if x is None else x.new_empty(x.shape) for x in (C, n)]
     return (*grads, *states)
 
 
-@torch.library.register_fake("tfla::mlstm_backward_with_rows")
-def _(rows, dh, dC, dn, *inputs):
-    return _gradients(dh, dC, dn, *inputs)
-
-
 @torch.library.register_fake("tfla::mlstm_step")
-def _(q, k, v, i, f, C, n, m, slots, *options):
+def _(q, k, v, i, f, C, n, m, slots=None, *options):
     _on_one_device(q, k, v, i, f, C, n, m, slots)
     return v.new_empty(v.shape)

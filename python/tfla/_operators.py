@@ -14,5 +14,4 @@ forward = torch.ops.tfla.mlstm.default
 forward_with_rows = torch.ops.tfla.mlstm_with_rows.default
 forward_with_state = torch.ops.tfla.mlstm_with_state.default
 backward = torch.ops.tfla.mlstm_backward.default
-backward_with_rows = torch.ops.tfla.mlstm_backward_with_rows.default
 step = torch.ops.tfla.mlstm_step.default

@@ -12,6 +12,9 @@ GATES = {"exp": 0, "sigmoid": 1, "log": 2}
 NORMALIZERS = {None: 0, "none": 1, "max": 2}
 HEAD_FIRST = {"bthd": False, "bhtd": True}
 CHUNKWISE, PARALLEL, RECURRENT = 0, 1, 2
+# Of the registered operators, in their order: gate, normalizer, head_first, eps, qk_scale, soft_cap; and for sequences
+# exact_normalizer_grad, chunk_size, formulation.
+DEFAULTS = (0, 0, False, 1e-6, None, None, False, 0, CHUNKWISE)
 
 
 def unknown(name: str, value: object, accepted: tuple[object, ...]) -> ValueError:

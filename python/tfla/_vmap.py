@@ -26,6 +26,8 @@ def _register(name: str, tensors: int) -> None:
     operator = getattr(torch.ops.tfla, name).default
 
     def rule(info: Any, in_dims: tuple, *inputs: Any) -> Any:
+        missing = (None,) * (tensors - len(inputs))  # at their defaults
+        inputs, in_dims = (*inputs, *missing), (*in_dims, *missing)
         size, cu_seqlens = info.batch_size, inputs[tensors - 1]
         if cu_seqlens is not None:
             raise ValueError(
@@ -46,4 +48,4 @@ def _register(name: str, tensors: int) -> None:
 
 _register("mlstm", TENSORS)
 _register("mlstm_with_state", TENSORS)
-_register("mlstm_backward", TENSORS + 3)
+_register("mlstm_backward", TENSORS + 4)

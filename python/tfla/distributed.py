@@ -66,17 +66,16 @@ def mlstm(
         output_final_state: also return the state after the whole sequence, on every rank, without gradients.
         Everything else: as in `tfla.mlstm`.
     """
-    gate_code, normalizer_code, head_first = _codes(gate, normalizer, layout)
+    codes = _codes(gate, normalizer, layout)
     q, k, v = _autocast(q, k, v)
     if initial_state is not None and dist.get_rank(group) != 0:
         raise ValueError("tfla: initial_state is given on another rank than the first; it precedes the whole sequence")
     C, n, m = _parts(initial_state)
     chunk = spacing(chunk_size)
-    options = (
-        gate_code, normalizer_code, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk, CHUNKWISE, head_first
-    )  # fmt: skip
+    options = (*codes, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk, CHUNKWISE)
     if dist.get_world_size(group) == 1:
-        h, *final = library.call(library.forward_with_state, q, k, v, i, f, C, n, m, None, *options)
+        call = library.call_traced if torch.compiler.is_compiling() else library.call
+        h, *final = call(library.forward_with_state, (q, k, v, i, f, C, n, m, None, *options))
     else:
         h, *final = _ContextParallel.apply(group, options, m, q, k, v, i, f, C, n)
     return (h, State(*final).detach()) if output_final_state else h
@@ -113,7 +112,7 @@ class _ContextParallel(torch.autograd.Function):
             dh = torch.zeros_like(tokens[2], memory_format=torch.contiguous_format)
 
         def gradients(dC: Tensor | None, dn: Tensor | None) -> tuple[Tensor, ...]:
-            return library.backward(dh, dC, dn, *tokens, C, n, m, None, *ctx.options)
+            return library.backward(dh, dC, dn, None, *tokens, C, n, m, None, *ctx.options)
 
         # What this stretch alone wants of the state it began from; nobody needs that of the first.
         if rank > 0:
@@ -130,7 +129,7 @@ class _ContextParallel(torch.autograd.Function):
 
 def _state_of_nothing(tokens: list[Tensor], options: tuple) -> State:
     q, _, v, *_ = tokens
-    batch, heads = v.shape[0], v.shape[1 if options[-1] else 2]
+    batch, heads = v.shape[0], v.shape[1 if options[2] else 2]
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     state = State.zeros(batch, heads, q.shape[3], v.shape[3], device=q.device, dtype=dtype)
     if options[0] == GATES["exp"]:
@@ -140,7 +139,7 @@ def _state_of_nothing(tokens: list[Tensor], options: tuple) -> State:
 
 def _log_decay(f: Tensor, options: tuple) -> Tensor:
     """(B,H) in double: the sum of log f over this rank's tokens."""
-    soft_cap, head_first = options[4], options[-1]
+    head_first, soft_cap = options[2], options[5]
     f = f.double()
     if soft_cap is not None:
         f = soft_cap * torch.tanh(f / soft_cap)

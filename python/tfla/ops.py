@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from tfla import _torch_library as library
 from tfla._options import (
     CHUNKWISE,
+    DEFAULTS,
     GATES,
     HEAD_FIRST,
     NORMALIZERS,
@@ -33,7 +35,7 @@ InitialState = State | tuple[Tensor, Tensor, Tensor]
 
 
 # One look-up for all three: this is on the way of every call.
-_CODES = {
+_CODES: dict[Any, tuple[int, int, bool]] = {
     (gate, normalizer, layout): (GATES[gate], NORMALIZERS[normalizer], HEAD_FIRST[layout])
     for gate, normalizer, layout in itertools.product(GATES, NORMALIZERS, HEAD_FIRST)
 }
@@ -43,7 +45,7 @@ _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 def _codes(gate: object, normalizer: object, layout: object) -> tuple[int, int, bool]:
     try:
-        return _CODES[gate, normalizer, layout]  # type: ignore[index]
+        return _CODES[gate, normalizer, layout]
     except (KeyError, TypeError):
         pass
     options: dict[str, tuple[object, tuple[object, ...]]] = {
@@ -52,6 +54,35 @@ def _codes(gate: object, normalizer: object, layout: object) -> tuple[int, int, 
         "layout": (layout, tuple(HEAD_FIRST)),
     }
     raise next(unknown(name, value, accepted) for name, (value, accepted) in options.items() if value not in accepted)
+
+
+def _encode(
+    gate: object, normalizer: object, layout: object, eps: Any, qk_scale: Any, soft_cap: Any, *rest: Any
+) -> tuple:
+    codes = _codes(gate, normalizer, layout)
+    given: tuple = (*codes, eps, qk_scale, soft_cap)
+    if rest:
+        exact_normalizer_grad, chunk_size, formulation = rest
+        given = (*given, exact_normalizer_grad, spacing(chunk_size), formulation)
+    defaults = DEFAULTS[: len(given)]
+    if given == defaults:
+        return ()
+    return codes if given[len(codes) :] == defaults[len(codes) :] else given
+
+
+_encoded: dict[tuple, tuple] = {}
+
+
+def _options(*given: Any) -> tuple:
+    """Options as the operators take them, without those at the end that are at their defaults: every argument of an
+    operator costs host time, as does finding out what they are, so that is done once."""
+    try:
+        return _encoded[given]
+    except (KeyError, TypeError):  # of which the second means an unhashable option, to be refused
+        options = _encode(*given)
+    if len(_encoded) < 1000 and all(x is None or type(x) in (str, float, int, bool) for x in given):
+        _encoded[given] = options
+    return options
 
 
 def _parts(state: InitialState | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -66,8 +97,6 @@ def _parts(state: InitialState | None) -> tuple[Tensor | None, Tensor | None, Te
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Under torch.autocast q, k, v take its dtype, as operands of matrix products do; gates and states keep theirs."""
-    if not torch.compiler.is_compiling() and not _any_autocast():
-        return q, k, v
     device = q.device.type
     if not torch.is_autocast_enabled(device) or q.dtype == torch.float64:
         return q, k, v
@@ -87,23 +116,27 @@ def _sequence(
     initial_state: InitialState | None,
     output_final_state: bool,
     cu_seqlens: Tensor | None,
-    chunk_size: int,
+    chunk_size: int | None,
     qk_scale: float | None,
     eps: float,
     soft_cap: float | None,
     layout: Layout,
     exact_normalizer_grad: bool,
 ) -> Any:
-    gate_code, normalizer_code, head_first = _codes(gate, normalizer, layout)
-    q, k, v = _autocast(q, k, v)
-    C, n, m = _parts(initial_state)
-    inputs = (
-        q, k, v, i, f, C, n, m, cu_seqlens, gate_code, normalizer_code, eps, qk_scale, soft_cap,
-        exact_normalizer_grad, chunk_size, formulation, head_first,
-    )  # fmt: skip
+    compiling = is_compiling()
+    options = (_encode if compiling else _options)(
+        gate, normalizer, layout, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size, formulation
+    )
+    if compiling or _any_autocast():
+        q, k, v = _autocast(q, k, v)
+    if initial_state is None and cu_seqlens is None and not options:
+        inputs: tuple = (q, k, v, i, f)
+    else:
+        inputs = (q, k, v, i, f, *_parts(initial_state), cu_seqlens, *options)
+    call = library.call_traced if compiling else library.call
     if not output_final_state:
-        return library.call(library.forward, *inputs)
-    h, *state = library.call(library.forward_with_state, *inputs)
+        return call(library.forward, inputs)
+    h, *state = call(library.forward_with_state, inputs)
     return h, State(*state)
 
 
@@ -198,8 +231,7 @@ def mlstm(
     """
     return _sequence(
         CHUNKWISE, q, k, v, i, f, gate, normalizer, initial_state, output_final_state, cu_seqlens,
-        spacing(chunk_size), qk_scale, eps, soft_cap, layout,
-        exact_normalizer_grad,
+        chunk_size, qk_scale, eps, soft_cap, layout, exact_normalizer_grad,
     )  # fmt: skip
 
 
@@ -245,7 +277,7 @@ def mlstm_parallel(
 ) -> Tensor | tuple[Tensor, State]:
     """The same function in the parallel formulation: quadratic in T, no states in between. Arguments as in `mlstm`."""
     return _sequence(
-        PARALLEL, q, k, v, i, f, gate, normalizer, initial_state, output_final_state, cu_seqlens, 0, qk_scale, eps,
+        PARALLEL, q, k, v, i, f, gate, normalizer, initial_state, output_final_state, cu_seqlens, None, qk_scale, eps,
         soft_cap, layout, exact_normalizer_grad,
     )  # fmt: skip
 
@@ -292,7 +324,7 @@ def mlstm_recurrent(
 ) -> Tensor | tuple[Tensor, State]:
     """The same function token by token. Arguments as in `mlstm`; its gradient is computed chunkwise."""
     return _sequence(
-        RECURRENT, q, k, v, i, f, gate, normalizer, initial_state, output_final_state, cu_seqlens, 0, qk_scale, eps,
+        RECURRENT, q, k, v, i, f, gate, normalizer, initial_state, output_final_state, cu_seqlens, None, qk_scale, eps,
         soft_cap, layout, exact_normalizer_grad,
     )  # fmt: skip
 
@@ -327,12 +359,17 @@ def mlstm_step(
     Returns:
         h, shaped as v, in the dtype of q. It has no gradient: call under torch.no_grad() or torch.inference_mode().
     """
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, i, f, *state)):
+    C, n, m = state
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, i, f, C, n, m)):
         raise RuntimeError(
             "tfla: mlstm_step was given a tensor that requires a gradient, and has none; "
             "call it under torch.no_grad(), or use mlstm with initial_state"
         )
-    gate_code, normalizer_code, head_first = _codes(gate, normalizer, layout)
-    q, k, v = _autocast(q, k, v)
-    C, n, m = state
-    return library.step(q, k, v, i, f, C, n, m, slots, gate_code, normalizer_code, eps, qk_scale, soft_cap, head_first)
+    compiling = is_compiling()
+    options = (_encode if compiling else _options)(gate, normalizer, layout, eps, qk_scale, soft_cap)
+    if compiling or _any_autocast():
+        q, k, v = _autocast(q, k, v)
+    step = library.step if compiling else library.step._op
+    if slots is None and not options:
+        return step(q, k, v, i, f, C, n, m)
+    return step(q, k, v, i, f, C, n, m, slots, *options)

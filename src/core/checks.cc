@@ -97,8 +97,15 @@ void OverlapCheck::output_in_place_of(std::string_view name, const TensorView& v
   add({name, view, true}, input_name);
 }
 
-void OverlapCheck::add(const Entry& entry, std::string_view twin) {
+void OverlapCheck::add(Entry entry, std::string_view twin) {
   if (!entry.view.given()) return;
+  std::int64_t low = 0;
+  std::int64_t high = 0;
+  if (byte_range(entry.view, low, high)) {
+    const auto address = reinterpret_cast<std::uintptr_t>(entry.view.data);
+    entry.begin = address + static_cast<std::uintptr_t>(low);
+    entry.end = address + static_cast<std::uintptr_t>(high);
+  }
   if (entry.written && overlaps_itself(entry.view)) {
     refuse(fmt::format("tfla: {} overlaps itself: its strides {} reach some element twice", entry.name,
                        parenthesized(entry.view.strides.begin(), entry.view.rank)));
@@ -106,6 +113,7 @@ void OverlapCheck::add(const Entry& entry, std::string_view twin) {
   for (std::size_t e = 0; e < count_; ++e) {
     const Entry& other = entries_[e];
     if (!entry.written && !other.written) continue;
+    if (entry.begin >= other.end || other.begin >= entry.end) continue;  // nearly always: the rest is for the others
     if (other.name == twin && same_view(entry.view, other.view)) continue;
     if (overlap(entry.view, other.view)) {
       refuse(fmt::format("tfla: {} overlaps {} in memory; outputs must be apart from all other tensors", entry.name,

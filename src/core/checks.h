@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <string>
 #include <string_view>
 
@@ -39,8 +40,10 @@ class OverlapCheck {
     std::string_view name;
     TensorView view;
     bool written = false;
+    std::uintptr_t begin = 0;  // of its range of addresses; all of them where that cannot be counted
+    std::uintptr_t end = std::numeric_limits<std::uintptr_t>::max();
   };
-  void add(const Entry& entry, std::string_view twin);
+  void add(Entry entry, std::string_view twin);
 
   std::array<Entry, 32> entries_{};
   std::size_t count_ = 0;

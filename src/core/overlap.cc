@@ -83,10 +83,10 @@ bool is_empty(const TensorView& view) {
 
 bool byte_range(const TensorView& view, std::int64_t& low, std::int64_t& high) {
   const std::int64_t item = item_size(view.dtype);
-  low = 0;
-  high = is_empty(view) ? 0 : item;
+  low = high = 0;
+  if (is_empty(view)) return true;
+  high = item;
   for (int axis = 0; axis < view.rank; ++axis) {
-    if (is_empty(view)) break;
     std::int64_t reach = 0;
     if (__builtin_mul_overflow(view.shape[axis] - 1, view.strides[axis], &reach)) return false;
     if (__builtin_mul_overflow(reach, item, &reach)) return false;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 
 #include "core/checks.h"
 #include "core/cost/cpu_time.h"
@@ -100,6 +101,56 @@ std::int64_t choose_backward_chunk(const Plan& plan) {
   return best * plan.tile;
 }
 
+// Segments of a sequence make up for blocks that are too few to keep a large GPU busy, as long as each has a few
+// chunks.
+constexpr std::int64_t multiprocessors = 132, fewest_chunks = 4, most_pieces = 64;
+
+// Stage states has a block per sequence, head and 64 x 128 tile of the state, four to a multiprocessor.
+void choose_segments(Plan& plan, std::int64_t chunks) {
+  const std::int64_t tiles = ceil_div(plan.shape.dqk, 64) * ceil_div(plan.shape.dhv, 128);
+  const std::int64_t blocks = std::max<std::int64_t>(plan.shape.sequences * plan.shape.heads * tiles, 1);
+  plan.segments =
+      std::clamp<std::int64_t>(std::min(4 * multiprocessors / blocks, chunks / fewest_chunks), 1, most_pieces);
+}
+
+// On Hopper a block has a multiprocessor for itself. The states that segments start from are summed up by blocks of
+// stage states, each of which takes a piece of a segment; of the last segment no total is needed. The numbers with the
+// least time, in chunks of such a sum on one multiprocessor: outputs cost a little more than a sum, dstates twice as
+// much; a block needs the time of some chunks to begin and to end, and sums are scanned.
+void choose_hopper_segments(Plan& plan, std::int64_t chunks) {
+  const bool forward = plan.operation == Operation::forward;
+  if (plan.shape.sequences > plan.shape.batch) {
+    // Packed sequences may be of any length, and one of them may be nearly all there is. Their segments have no pieces.
+    const std::int64_t heads = ceil_div(plan.shape.heads, plan.slices);
+    const std::int64_t blocks = std::max<std::int64_t>(heads * cuda::hopper_tiles(plan.shape), 1);
+    plan.segments =
+        std::clamp<std::int64_t>(std::min(multiprocessors / blocks, chunks / fewest_chunks), 1, most_pieces);
+    return;
+  }
+  const double weight = forward ? 1.2 : 2, piece_start = 8, scan = 4, scanned = 0.03;
+  const std::int64_t most_segments = std::clamp<std::int64_t>(chunks / fewest_chunks, 1, most_pieces);
+  const std::int64_t heads = plan.shape.sequences * std::max<std::int64_t>(ceil_div(plan.shape.heads, plan.slices), 1);
+  const std::int64_t summing = heads * cuda::hopper_tiles(plan.shape);
+  const std::int64_t working = forward ? heads * cuda::hopper_forward_tiles(plan.shape) : summing;
+  const auto turns = [](std::int64_t blocks) { return static_cast<double>(ceil_div(blocks, multiprocessors)); };
+  const auto length = [&](std::int64_t parts) { return static_cast<double>(ceil_div(chunks, parts)); };
+  double least = std::numeric_limits<double>::infinity();
+  for (std::int64_t segments = 1; segments <= most_segments; ++segments) {
+    const double work = turns(working * segments) * (length(segments) + 1) * weight;
+    for (std::int64_t pieces = 1; pieces <= (segments == 1 ? 1 : std::max<std::int64_t>(most_segments / segments, 1));
+         ++pieces) {
+      const std::int64_t sums = summing * (segments - 1) * pieces;
+      const double before = segments == 1 ? 0
+                                          : turns(sums) * (length(segments * pieces) + piece_start) + scan +
+                                                scanned * static_cast<double>(sums);
+      if (work + before >= least) continue;
+      least = work + before;
+      plan.segments = segments;
+      plan.pieces = pieces;
+    }
+  }
+}
+
 // Portable kernels: by the cost model. Those of Hopper compute in tiles of 64 and 128 whatever the chunk is. There it
 // says how much memory the states of backward may take: as much as one state every `chunk` tokens. They are 128 tokens
 // apart all the same, but only some heads have theirs at a time.
@@ -116,19 +167,10 @@ void choose_cuda_ranges(Plan& plan, const MlstmOptions& options, bool hopper_sha
   if (plan.hopper && plan.operation == Operation::backward)
     plan.slices =
         std::clamp<std::int64_t>(plan.chunk / hopper_chunk, 1, std::max<std::int64_t>(plan.shape.qk_heads, 1));
-  // Segments of a sequence make up for blocks that are too few to keep a large GPU busy, as long as each has a few
-  // chunks. Stage states has a block per sequence, head and 64 x 128 tile of the state, four to a multiprocessor; on
-  // Hopper tiles are larger, one to a multiprocessor.
-  constexpr std::int64_t multiprocessors = 132, fewest_chunks = 4, most_segments = 64;
-  const std::int64_t tiles =
-      plan.hopper ? cuda::hopper_tiles(plan.shape) : ceil_div(plan.shape.dqk, 64) * ceil_div(plan.shape.dhv, 128);
-  const std::int64_t wanted_blocks = multiprocessors * (plan.hopper ? 1 : 4);
-  const std::int64_t heads = ceil_div(plan.shape.heads, plan.slices);
-  // Packed sequences may be of any length, and one of them may be nearly all there is.
-  const std::int64_t sequences = plan.hopper && plan.shape.sequences > plan.shape.batch ? 1 : plan.shape.sequences;
-  const std::int64_t blocks = std::max<std::int64_t>(sequences * heads * tiles, 1);
-  const std::int64_t chunks = ceil_div(longest, plan.hopper ? hopper_chunk : plan.chunk);
-  plan.segments = std::clamp<std::int64_t>(std::min(wanted_blocks / blocks, chunks / fewest_chunks), 1, most_segments);
+  if (plan.hopper)
+    choose_hopper_segments(plan, ceil_div(longest, hopper_chunk));
+  else
+    choose_segments(plan, ceil_div(longest, plan.chunk));
 }
 
 void choose_ranges(Plan& plan, const MlstmOptions& options) {
@@ -181,11 +223,12 @@ void check_countable(const Plan& plan) {
 }
 
 // Whether forward keeps states on Hopper where it is asked to. With the exact gradient of the normalizer backward is
-// portable; a longer chunk asks for less memory; and with dqk above 128 forward takes longer by more than backward
-// needs to make the states itself.
+// portable; a longer chunk asks for less memory. Its kernel for packed sequences has no registers left to keep wide
+// ones.
 bool keeps_hopper_states(const Plan& plan, const MlstmOptions& options) {
-  constexpr std::int64_t widest_qk = 128, chunk = 128;
-  return !options.exact_normalizer_grad && plan.chunk == chunk && plan.shape.dqk <= widest_qk;
+  constexpr std::int64_t chunk = 128, wide_qk = 128;
+  const bool packed = plan.shape.sequences > plan.shape.batch;
+  return !options.exact_normalizer_grad && plan.chunk == chunk && !(packed && plan.shape.dqk > wide_qk);
 }
 
 // fits: the tensors are such as the kernels of Hopper take, if their shape is.
@@ -324,7 +367,8 @@ std::string describe(const Plan& plan) {
     if (plan.slices > 1)
       line("slices", fmt::format("{}: heads in turn, each with states 128 tokens apart, in that memory", plan.slices));
     if (plan.device == Device::cuda)
-      line("segments", fmt::format("{} per sequence", plan.segments));
+      line("segments", fmt::format("{} per sequence{}", plan.segments,
+                                   plan.pieces > 1 ? fmt::format(", summed up in {} pieces each", plan.pieces) : ""));
     else
       line("span", fmt::format("{} tokens per thread and turn{}", plan.span, plan.fused() ? " (whole sequences)" : ""));
   }

@@ -6,7 +6,7 @@
 
 namespace tfla::cuda {
 
-inline constexpr int largest_segments = 64;
+inline constexpr int largest_pieces = 64;  // of a sequence
 
 // A [B,T,H,D] tensor (D = 1 for gates). Strides in elements.
 struct Rows {
@@ -58,6 +58,7 @@ struct Call {
   int kept_chunk;                    // spacing of the states that Hopper's forward keeps; 0: it keeps none
   int chunks_per_row;                // one sequence per row of the batch: its chunks; 0: packed sequences
   int segments, chunks_per_segment;  // of a sequence, in stage states
+  int pieces, chunks_per_piece;      // of a segment, each with a total of its own
   bool exponential, log_space, normalized, exact, capped;
   bool tensors_16_bit;
   double eps, scale, cap;
@@ -72,7 +73,6 @@ struct Call {
   // scratch
   Chunk* chunks;         // [numbers]
   std::int64_t numbers;  // upper bound of the number of chunks
-  Part* parts;           // [1 + most_parts()]; only for Hopper's kernels and packed sequences
   double* c;             // [H,tokens] log i - b, b being the sum of log f inside the chunk; not for 16-bit types
   Log* u;                // [H,tokens] b - m, an exponent of exp_sum
   Log* log_c;            // [H,tokens] c, the other
@@ -89,8 +89,8 @@ struct Call {
   Real* gbar;            // [numbers,H] decay of the state over the chunk
   void* states;          // [numbers,H,dqk,padded dhv] C at chunk starts, in the stored type
   void* dstates;         // the same for dC at chunk ends
-  Real* segment_states;  // [boundaries(),H,dqk,padded dhv] between segments; only with several of them
-  void* segment_norms;   // [boundaries(),H,dqk] in the type of n_states
+  Real* segment_states;  // [N,H,segments * pieces,dqk,padded dhv]; only with several segments. Or [boundaries(),...]
+  void* segment_norms;   // [N,H,segments * pieces,dqk] in the type of n_states
   void* n_states;        // [numbers,H,dqk] double, float for 16-bit types
   Real* dn_states;       // [numbers,H,dqk]
 
@@ -99,6 +99,7 @@ struct Call {
   Real* outflow;      // [dqk tiles,H,tokens] k.dk through the outgoing state
   double* through;    // [numbers,H,through_parts] <C, dC> + <n, dn> past the chunk
   int through_parts;
+  Part* parts;  // [1 + most_parts()]; only for Hopper's kernels and packed sequences
 
   // Tokens of all sequences, and where the vectors of (chunk, head) begin.
   __host__ __device__ std::int64_t all_tokens() const { return batch * tokens; }
@@ -112,13 +113,12 @@ struct Call {
   // Tokens of a segment, unless the sequence ends in it.
   __host__ __device__ std::int64_t segment_tokens() const { return static_cast<std::int64_t>(chunks_per_segment) * L; }
   __host__ __device__ std::int64_t most_parts() const { return sequences + tokens / segment_tokens(); }
-  // Of neighbouring segments, and the number of that between `segment` and the next one of a sequence. A total of one
-  // of them lies there first, then the state at the boundary.
-  __host__ std::int64_t boundaries() const {
-    return chunks_per_row > 0 ? sequences * segments : tokens / segment_tokens() + 1;
-  }
-  __device__ std::int64_t boundary(std::int64_t sequence, std::int64_t start, int segment, int head) const {
-    const std::int64_t first = chunks_per_row > 0 ? sequence * segments : start / segment_tokens();
+  // Of neighbouring segments of packed sequences on Hopper, and the number of that between `segment` and the next one
+  // of the sequence that begins at `start`. A total of one of them lies there first, then the state at the boundary.
+  __host__ std::int64_t boundaries() const { return tokens / segment_tokens() + 1; }
+  __device__ std::int64_t boundary(int start, int segment, int head) const {
+    const auto first =
+        static_cast<std::int64_t>(static_cast<unsigned>(start) / static_cast<unsigned>(segment_tokens()));
     return (first + segment) * heads + head;
   }
   __host__ __device__ int padded_dhv() const { return (dhv + 7) / 8 * 8; }

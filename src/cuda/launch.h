@@ -13,14 +13,28 @@ namespace tfla::cuda {
 // Throw Unavailable with the call that failed.
 void check(cudaError_t status, const char* call);
 void check_launch(const char* kernel);
+// Of the current device. Kept from one call to the next, since every call asks for them.
+struct DeviceFacts {
+  int device = -1;
+  int capability = 0;  // 10 * major + minor
+  int multiprocessors = 0;
+};
+[[nodiscard]] const DeviceFacts& device_facts();
 // Whether this GPU runs code that was compiled for Hopper or newer: clusters, and kernels that start early.
 [[nodiscard]] bool runs_sm90_code();
+
+// Kernels without dynamic shared memory need no leave for it, and asking costs host time in every call.
+template <class Kernel>
+void allow_shared(const char* name, Kernel kernel, int shared_bytes) {
+  if (shared_bytes == 0) return;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), name);
+}
 
 // Launches a kernel on a one-dimensional grid, with its shared memory allowed for.
 template <class Kernel, class... Args>
 void launch_blocks(const char* name, Kernel kernel, std::int64_t blocks, int threads, int shared_bytes,
                    cudaStream_t stream, const Args&... args) {
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), name);
+  allow_shared(name, kernel, shared_bytes);
   kernel<<<static_cast<unsigned>(blocks), threads, shared_bytes, stream>>>(args...);
   check_launch(name);
 }
@@ -30,7 +44,7 @@ void launch_blocks(const char* name, Kernel kernel, std::int64_t blocks, int thr
 template <class Kernel, class... Args>
 void launch_chained(const char* name, Kernel kernel, std::int64_t blocks, int threads, int shared_bytes,
                     cudaStream_t stream, const Args&... args) {
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), name);
+  allow_shared(name, kernel, shared_bytes);
   cudaLaunchAttribute chained{};
   chained.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   chained.val.programmaticStreamSerializationAllowed = 1;

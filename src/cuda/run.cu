@@ -79,7 +79,10 @@ void carve(Arena& arena, Arena& kept, const Plan& plan, Call<typename Config<T>:
   call.gbar = arena.take<Real>(chunks);
   call.norm_work = arena.take<double>(call.dqk > 256 ? chunks * call.dqk : 0);
   if (call.segments > 1) {
-    const std::int64_t rows = call.boundaries() * call.heads * call.dqk;
+    // Hopper's kernels keep what lies between segments of packed sequences.
+    const std::int64_t places =
+        plan.hopper && call.chunks_per_row == 0 ? call.boundaries() : call.sequences * call.segments * call.pieces;
+    const std::int64_t rows = places * call.heads * call.dqk;
     call.segment_states = arena.take<Real>(rows * call.padded_dhv());
     call.segment_norms = arena.take<typename Config<T>::Norm>(rows);
   }
@@ -131,7 +134,10 @@ Call<Real> call_of_shape(const Plan& plan) {
       shape.sequences == shape.batch ? shape.batch * call.chunks_per_row : shape.tokens / chunk + shape.sequences;
   call.segments = static_cast<int>(plan.segments);
   const std::int64_t chunks = std::max<std::int64_t>((shape.longest + chunk - 1) / chunk, 1);
-  call.chunks_per_segment = static_cast<int>((chunks + plan.segments - 1) / plan.segments);
+  call.pieces = static_cast<int>(plan.pieces);
+  const std::int64_t pieces = plan.segments * plan.pieces;
+  call.chunks_per_piece = static_cast<int>((chunks + pieces - 1) / pieces);
+  call.chunks_per_segment = call.pieces * call.chunks_per_piece;
   return call;
 }
 
@@ -163,7 +169,8 @@ void add_sequences(Call<Real>& call, const Args& args) {
   call.C0 = state_rows(args.initial_state.C);
   call.n0 = state_rows(args.initial_state.n);
   call.m0 = state_rows(args.initial_state.m);
-  call.cu_seqlens = args.cu_seqlens.data;
+  // One packed sequence is all of the axis, and a dense batch of one.
+  call.cu_seqlens = call.sequences == call.batch ? nullptr : args.cu_seqlens.data;
   call.cu_is_64_bit = args.cu_seqlens.dtype == DType::int64;
 }
 
@@ -277,21 +284,26 @@ void check(cudaError_t status, const char* call) {
 
 void check_launch(const char* kernel) { check(cudaGetLastError(), kernel); }
 
-namespace {
-
-int capability() {
-  int device = 0, major = 0, minor = 0;
+const DeviceFacts& device_facts() {
+  thread_local DeviceFacts facts;
+  int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute");
-  return 10 * major + minor;
+  if (device == facts.device) return facts;
+  const auto attribute = [&](cudaDeviceAttr which) {
+    int value = 0;
+    check(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+    return value;
+  };
+  facts = {
+      .device = device,
+      .capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor),
+      .multiprocessors = attribute(cudaDevAttrMultiProcessorCount)};
+  return facts;
 }
-
-}  // namespace
 
 bool runs_sm90_code() {
   constexpr int compiled[] = {__CUDA_ARCH_LIST__};  // 10 times the capability
-  const int own = 10 * capability();
+  const int own = 10 * device_facts().capability;
   int best = 0;
   for (const int code : compiled)
     if (code <= own) best = std::max(best, code);
@@ -299,6 +311,9 @@ bool runs_sm90_code() {
 }
 
 void check_available() {
+  thread_local int available = -1;  // the device that was found to be, last
+  int device = 0;
+  if (cudaGetDevice(&device) == cudaSuccess && device == available) return;
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status != cudaSuccess || count == 0) {
@@ -306,11 +321,12 @@ void check_available() {
                       (status == cudaSuccess ? "none was found" : cudaGetErrorString(status)) +
                       "); use the device cpu");
   }
-  const int own = capability();
+  const int own = device_facts().capability;
   if (own < oldest_capability) {
     throw Unavailable("tfla: the GPU has compute capability " + std::to_string(own / 10) + "." +
                       std::to_string(own % 10) + "; 8.0 or newer is needed");
   }
+  available = device;
 }
 
 namespace {
@@ -408,6 +424,8 @@ bool hopper_takes_gradients(const Plan& plan, const MlstmOptions& options) {
 std::int64_t hopper_tiles(const MlstmShape& shape) {
   return sm90::state_tiles(static_cast<int>(shape.dqk), static_cast<int>(shape.dhv));
 }
+
+std::int64_t hopper_forward_tiles(const MlstmShape& shape) { return sm90::forward_tiles(static_cast<int>(shape.dhv)); }
 
 bool hopper_splits_gradients(const MlstmShape& shape) { return sm90::wide_gradients(shape.dqk, shape.dhv); }
 

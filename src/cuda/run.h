@@ -13,8 +13,9 @@ void check_available();
 // Whether the kernels of sm_90a take calls of this shape on the current device, as far as that depends on the shape.
 [[nodiscard]] bool hopper_takes(const MlstmShape& shape, const MlstmOptions& options);
 [[nodiscard]] bool hopper_takes_gradients(const Plan& plan, const MlstmOptions& options);
-// Tiles of a state, each of which has a multiprocessor for itself.
+// Tiles of a state, each of which has a multiprocessor for itself, in stage states and in forward.
 [[nodiscard]] std::int64_t hopper_tiles(const MlstmShape& shape);
+[[nodiscard]] std::int64_t hopper_forward_tiles(const MlstmShape& shape);
 // Whether stage gradients is two kernels there: values and keys.
 [[nodiscard]] bool hopper_splits_gradients(const MlstmShape& shape);
 // And as far as it depends on the tensors: steps between rows that the tensor memory accelerator knows.

@@ -82,6 +82,7 @@ class Published(nn.Module):
                 sequence_kernel=sequence,
                 step_kernel=step,
                 chunk_size=128,
+                weight_mode="fused" if config.fuse else "single",
             )  # fmt: skip
         )
         self.options = options
@@ -258,7 +259,9 @@ def compare(subjects: tuple[str, ...], options: Options, say: Callable[[str], No
             continue
         say(f"{options.size} {subject}, batch {options.batch}")
         row = _attempt(subject, options)
-        if row is not None and "failed" in row and subject == "xlstm" and options.device == "cuda":
+        if row is not None and subject == "xlstm" and os.environ.get("DISABLE_LLVM_OPT"):
+            row["not_optimized"] = "DISABLE_LLVM_OPT was set"
+        elif row is not None and "failed" in row and subject == "xlstm" and options.device == "cuda":
             say(f"{options.size} {subject} fails: without LLVM's optimization of Triton kernels")
             reason = row["failed"]
             with _environment("DISABLE_LLVM_OPT", "1"):

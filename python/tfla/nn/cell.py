@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from tfla import distributed
 from tfla._options import Gate, Normalizer
-from tfla.nn.linear import fused
 from tfla.ops import State, mlstm, mlstm_step
 
 Mode = Literal["train", "prefill", "decode"]
@@ -65,14 +64,10 @@ class MLSTMCell(nn.Module):
         train_input_gate: bool = True,
         reset: float = float("-inf"),
         track_gates: bool = False,
-        fuse: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """reset: the forget gate's pre-activation, after the cap, where `starts` is set; -inf clears the state.
-
-        fuse: one product for both gates, whose weights stay separate parameters.
-        """
+        """reset: the forget gate's pre-activation, after the cap, where `starts` is set; -inf clears the state."""
         super().__init__()
         self.heads = heads
         self.gate: Gate = gate
@@ -81,7 +76,7 @@ class MLSTMCell(nn.Module):
         self.soft_cap = soft_cap
         self.chunk_size = chunk_size
         self.exact_normalizer_grad = exact_normalizer_grad
-        self.reset, self.track_gates, self.fuse = reset, track_gates, fuse
+        self.reset, self.track_gates = reset, track_gates
         self.input_gate = _Gate(dim, heads, (input_gate_bias, input_gate_bias), device=device, dtype=dtype)
         self.input_gate.requires_grad_(train_input_gate)
         self.forget_gate = _Gate(dim, heads, forget_gate_bias, device=device, dtype=dtype)
@@ -99,16 +94,17 @@ class MLSTMCell(nn.Module):
         slots: Tensor | None = None,
         starts: Tensor | None = None,
         group: dist.ProcessGroup | None = None,
+        products: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, State | None]:
         """h (B,T,H,dhv) and the state after it, for x (B,T,dim), q, k (B,T,Hqk,dqk), v (B,T,H,dhv).
 
         mode "train" returns no state; "prefill" returns one; "decode" updates the given one in place and returns it.
         starts (B,T) bool: first tokens of documents, where the state is reset. group: the tokens are this rank's
-        stretch of a sequence that lies on the ranks of the group (context parallel).
+        stretch of a sequence that lies on the ranks of the group (context parallel). products: x times the weights of
+        input and forget gate, by who multiplied them together with others (`fused`).
         """
-        if self.fuse:
-            gates = (self.input_gate, self.forget_gate)
-            i, f = (gate.biased(product) for gate, product in zip(gates, fused(x, *gates), strict=True))
+        if products is not None:
+            i, f = self.input_gate.biased(products[0]), self.forget_gate.biased(products[1])
         else:
             i, f = self.input_gate(x), self.forget_gate(x)
         soft_cap = self.soft_cap

@@ -53,8 +53,8 @@ class MLSTMLayer(nn.Module):
     ) -> None:
         """qk_factor, v_factor: dimension of all query/key heads and of all value heads, as multiples of dim.
 
-        input_gate_bias, forget_gate_bias, train_input_gate, reset, track_gates: of the cell. fuse: one product for q,
-        k, v and output gate, and one for the gates; their weights stay separate parameters.
+        input_gate_bias, forget_gate_bias, train_input_gate, reset, track_gates: of the cell. fuse: one product for all
+        projections of x in training, not for the gates alone; their weights stay separate parameters.
         """
         super().__init__()
         qk_dim, v_dim = round(qk_factor * dim), round(v_factor * dim)
@@ -81,7 +81,7 @@ class MLSTMLayer(nn.Module):
             dim, heads, gate=gate, normalizer=normalizer, eps=eps, soft_cap=soft_cap, chunk_size=chunk_size,
             exact_normalizer_grad=exact_normalizer_grad, input_gate_bias=input_gate_bias,
             forget_gate_bias=forget_gate_bias, train_input_gate=train_input_gate, reset=reset, track_gates=track_gates,
-            fuse=fuse, device=device, dtype=dtype,
+            device=device, dtype=dtype,
         )  # fmt: skip
         self.norm_weight = nn.Parameter(torch.empty(v_dim, device=device, dtype=dtype))
         self.out = linear(v_dim, dim)
@@ -110,17 +110,35 @@ class MLSTMLayer(nn.Module):
         one_token = mode == "decode" and x.dim() == 2
         if one_token:
             x = x.unsqueeze(1)
-        projections = (self.q, self.k, self.v, self.output_gate)
-        q, k, v, o = fused(x, *projections) if self.fuse else (project(x) for project in projections)
+        q, k, v, o, products = self._projections(x, mode)
         q, k = (y.unflatten(-1, (self.heads, self.dqk)) for y in (q, k))
         v = v.unflatten(-1, (self.heads, self.dhv))
         h, after = self.cell(
-            x, q, k, v, state, mode=mode, cu_seqlens=cu_seqlens, slots=slots, starts=starts, group=group
-        )
+            x, q, k, v, state, mode=mode, cu_seqlens=cu_seqlens, slots=slots, starts=starts, group=group,
+            products=products,
+        )  # fmt: skip
         y = self.out(torch.sigmoid(o) * self._normalized(h))
         if one_token:
             y = y.squeeze(1)
         return (y, after) if mode == "prefill" else y
+
+    def _projections(
+        self, x: Tensor, mode: Mode
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+        """q, k, v, the output gate, and the products of the other gates where they come with it.
+
+        A column per head is too narrow for a product of its own: backward then reads x once more for each gate. Their
+        weights are joined in every call, which costs more than it gains where x is short.
+        """
+        if mode != "train" or self.output_gate.bias is not None:
+            return self.q(x), self.k(x), self.v(x), self.output_gate(x), None
+        gates = (self.output_gate, self.cell.input_gate, self.cell.forget_gate)
+        if self.fuse:
+            q, k, v, o, i, f = fused(x, self.q, self.k, self.v, *gates)
+        else:
+            q, k, v = self.q(x), self.k(x), self.v(x)
+            o, i, f = fused(x, *gates)
+        return q, k, v, o, (i, f)
 
     def prefill(
         self, x: Tensor, state: State | None = None, *, cu_seqlens: Tensor | None = None

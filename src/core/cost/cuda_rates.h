@@ -21,8 +21,8 @@ struct CudaConstants {
 // bfloat16 and float16; fitted to times on NVIDIA H200, 2026-11-15.
 inline constexpr CudaConstants cuda_half_constants = {{2.658e-15, 1.854e-12, 3.468e-13, 1.333e-12},
                                                       {2.533e-15, 1.953e-12, 1.735e-12, 3.583e-12}};
-// float32 and float64; estimates from kernel times at one chunk size, which leave 128 the best at 128/256.
-inline constexpr CudaConstants cuda_float_constants = {{2.000e-14, 0.000e+00, 7.500e-13, 1.000e-12},
-                                                       {2.000e-14, 0.000e+00, 2.000e-12, 3.000e-12}};
+// float32 and float64; fitted to times on NVIDIA H200, 2026-11-15.
+inline constexpr CudaConstants cuda_float_constants = {{3.076e-14, 3.683e-12, 9.859e-13, 1.333e-12},
+                                                       {3.037e-14, 2.496e-12, 3.067e-12, 3.173e-12}};
 
 }  // namespace tfla

@@ -70,6 +70,11 @@ __device__ __forceinline__ void pin(float2& x) { asm volatile("" : "+f"(x.x), "+
   ", "                                                                                           \
   "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define TFLA_SHARED_PRODUCT_4(TYPE)                                                                                \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\nwgmma.mma_async.sync.aligned.m64n8k16.f32." TYPE "." TYPE \
+               " {%0, %1, %2, %3}, %4, %5, p, 1, 1, %7, %8;\n}\n"                                                  \
+               : TFLA_SUMS_4(sum, 0)                                                                               \
+               : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(A == Major::across), "n"(B == Major::across))
 #define TFLA_SHARED_PRODUCT_32(TYPE)                                                                                 \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE \
                " {" TFLA_NAMES_32 "}, %32, %33, p, 1, 1, %35, %36;\n}\n"                                             \
@@ -118,8 +123,10 @@ __device__ __forceinline__ void pin(float2& x) { asm volatile("" : "+f"(x.x), "+
 // sum (+)= A B with A [64, 16] and B [16, 2 R], both in shared memory.
 template <class T, Major A, Major B, int R>
 __device__ __forceinline__ void multiply(float (&sum)[R], std::uint64_t a, std::uint64_t b, bool add) {
-  static_assert(R == 32 || R == 64 || R == 96 || R == 128, "64, 128, 192 or 256 columns");
+  static_assert(R == 4 || R == 32 || R == 64 || R == 96 || R == 128, "8, 64, 128, 192 or 256 columns");
   constexpr bool bf16 = std::is_same_v<T, __nv_bfloat16>;
+  if constexpr (R == 4 && bf16) TFLA_SHARED_PRODUCT_4("bf16");
+  if constexpr (R == 4 && !bf16) TFLA_SHARED_PRODUCT_4("f16");
   if constexpr (R == 32 && bf16) TFLA_SHARED_PRODUCT_32("bf16");
   if constexpr (R == 32 && !bf16) TFLA_SHARED_PRODUCT_32("f16");
   if constexpr (R == 64 && bf16) TFLA_SHARED_PRODUCT_64("bf16");
@@ -153,6 +160,7 @@ __device__ __forceinline__ void multiply(float (&sum)[R], const std::uint32_t (&
 #undef TFLA_SHARED_PRODUCT_64
 #undef TFLA_REGISTER_PRODUCT_32
 #undef TFLA_SHARED_PRODUCT_32
+#undef TFLA_SHARED_PRODUCT_4
 #undef TFLA_NAMES_128
 #undef TFLA_NAMES_96
 #undef TFLA_NAMES_64

@@ -189,7 +189,7 @@ struct ChunkScan {
 };
 
 // The chunk table, b and top of every chunk and head, and the list of segments of packed sequences.
-template <class Real, class Work, int TokensPerLane>
+template <class Real, class Work, int TokensPerLane, bool Lists>
 __global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, TokensPerLane>)
     chunk_totals_kernel(Call<Real> call) {
   using Scan = ChunkScan<Real, Work, TokensPerLane>;
@@ -200,8 +200,7 @@ __global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, TokensPerLan
   const Chunk chunk = chunk_at(call, scan.number);
   const MaxMap total = scan.template run<false>(chunk, [](int, double, double, double) {});
   if (threadIdx.x == 0 && scan.first_head == 0) call.chunks[scan.number] = chunk;
-  if (call.parts != nullptr && call.cu_seqlens != nullptr && scan.number < call.sequences && scan.first_head == 0 &&
-      scan.warp == 0)
+  if (Lists && scan.number < call.sequences && scan.first_head == 0 && scan.warp == 0)
     list_parts(call, static_cast<int>(scan.number));
   if (scan.lane != 0 || scan.head >= call.heads) return;
   call.b_last[scan.unit] = total.b;
@@ -301,8 +300,12 @@ __global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, TokensPerLan
 template <class Work, int TokensPerLane, class Real>
 void launch_gates_in(const Call<Real>& call, cudaStream_t stream) {
   const std::int64_t chunks = call.numbers * head_groups(call);
-  launch_chained("chunk_totals", chunk_totals_kernel<Real, Work, TokensPerLane>, chunks, chunk_threads, 0, stream,
-                 call);
+  auto chunk_totals = chunk_totals_kernel<Real, Work, TokensPerLane, false>;
+  if constexpr (std::is_same_v<Work, float>) {  // Hopper's kernels are for 16-bit tensors
+    if (call.parts != nullptr && call.cu_seqlens != nullptr)
+      chunk_totals = chunk_totals_kernel<Real, Work, TokensPerLane, true>;
+  }
+  launch_chained("chunk_totals", chunk_totals, chunks, chunk_threads, 0, stream, call);
   launch_chained("sequence_scan", sequence_scan_kernel<Real>, call.sequences * call.heads, scan_threads, 0, stream,
                  call);
   launch_chained("gate_vectors", gate_vectors_kernel<Real, Work, TokensPerLane>, chunks, chunk_threads, 0, stream,

@@ -164,15 +164,17 @@ struct Segment {
   }
 };
 
-// C and n at a boundary of segments (Call::boundary): of a total, then of the state there.
+// Where the C and n of a piece lie among the totals.
 template <class Real>
-__device__ __forceinline__ Real* segment_state(const Call<Real>& call, std::int64_t boundary) {
-  return call.segment_states + boundary * call.dqk * call.padded_dhv();
+__device__ __forceinline__ Real* segment_state(const Call<Real>& call, std::int64_t sequence, int head, int piece) {
+  const std::int64_t size = static_cast<std::int64_t>(call.dqk) * call.padded_dhv();
+  return call.segment_states + ((sequence * call.heads + head) * call.segments * call.pieces + piece) * size;
 }
 template <class T>
 __device__ __forceinline__ typename Config<T>::Norm* segment_norm(const Call<typename Config<T>::Real>& call,
-                                                                  std::int64_t boundary) {
-  return static_cast<typename Config<T>::Norm*>(call.segment_norms) + boundary * call.dqk;
+                                                                  std::int64_t sequence, int head, int piece) {
+  return static_cast<typename Config<T>::Norm*>(call.segment_norms) +
+         ((sequence * call.heads + head) * call.segments * call.pieces + piece) * call.dqk;
 }
 
 template <class T, Time Direction, Pass Which>
@@ -219,16 +221,8 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks + (is_16_bit<
   const int n_row = row + static_cast<int>(threadIdx.x);
   const bool carries_n = col == 0 && threadIdx.x < tile_rows && n_row < call.dqk;
   Norm n = 0;
-  // Its total goes to the boundary that time comes to, its state comes from the other one, if there is one.
-  Real* own = nullptr;
-  Norm* own_n = nullptr;
-  if (Which == Pass::totals || (Direction == Time::forward ? index > 0 : segment.high < segment.chunks)) {
-    constexpr bool after = (Which == Pass::totals) == (Direction == Time::forward);
-    const std::int64_t boundary =
-        call.boundary(sequence, sequence_start(call, sequence), after ? index : index - 1, head);
-    own = segment_state(call, boundary);
-    own_n = segment_norm<T>(call, boundary);
-  }
+  Real* own = call.segments > 1 ? segment_state(call, sequence, head, index) : nullptr;
+  Norm* own_n = own == nullptr ? nullptr : segment_norm<T>(call, sequence, head, index);
   if (Which == Pass::proper) {
     const StateRows& from = flow.from_C();
     const StateRows& from_n = flow.from_n();
@@ -385,91 +379,93 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks + (is_16_bit<
     state_element<Real>(flow.to_n(), sequence, head, 0, n_row) = static_cast<Real>(n);
 }
 
-// Segments of packed sequences are listed where Hopper's kernels made their totals.
+// Elements of a state that a thread of the scan takes together. Rows are padded to eight.
 template <class Real>
-__host__ __device__ __forceinline__ bool has_list(const Call<Real>& call) {
-  return call.parts != nullptr && call.cu_seqlens != nullptr;
-}
+constexpr int scan_width = 16 / static_cast<int>(sizeof(Real));
 
-// Totals of the segments of a sequence become the states at their boundaries: the sum of the totals before it, each
-// decayed by what lies between. By block `part` of the `parts` that share a state.
+// Numbers that lie side by side and go through memory together.
+template <class Number, int Count>
+struct alignas(Count * sizeof(Number)) Group {
+  static constexpr int count = Count;
+  Number x[Count];
+};
+
+// Totals of the pieces become the states that segments start from: the total of a segment's first piece is replaced by
+// the sum of those before it, each decayed by what lies between. `parts` blocks share a state.
 template <class T, Time Direction>
-__device__ __forceinline__ void scan_sequence(const Call<typename Config<T>::Real>& call, std::int64_t sequence,
-                                              int head, unsigned part, unsigned parts,
-                                              typename Config<T>::Norm (&decays)[largest_segments]) {
+__global__ void __launch_bounds__(block_threads) segment_scan_kernel(Call<typename Config<T>::Real> call, int parts) {
   using Real = typename Config<T>::Real;
   using Norm = typename Config<T>::Norm;
+  arch::after_previous_kernel();
+  arch::let_next_kernel_start();
+  const unsigned unit = blockIdx.x / parts;
+  const int head = static_cast<int>(unit % call.heads);
+  const std::int64_t sequence = unit / call.heads;
   const Flow<T, Direction> flow{call, head};
-  const Segment<Real> whole(call, sequence, 0, call.chunks_per_segment);
-  const int used = min((whole.chunks + call.chunks_per_segment - 1) / call.chunks_per_segment, call.segments);
-  if (used < 2) return;
-  for (int s = static_cast<int>(threadIdx.x) / warp_size; s < used; s += block_warps) {
-    const int low = s * call.chunks_per_segment, high = min(low + call.chunks_per_segment, whole.chunks);
-    const auto unit_of = [&](int chunk) { return (whole.first + chunk) * call.heads + head; };
+  __shared__ Norm decays[largest_pieces];
+  const int pieces = call.pieces;
+  for (int p = static_cast<int>(threadIdx.x) / warp_size; p < call.segments * pieces; p += block_warps) {
+    const Segment<Real> piece(call, sequence, p, call.chunks_per_piece);
+    const auto unit_of = [&](int chunk) { return (piece.first + chunk) * call.heads + head; };
     const int lane = threadIdx.x % warp_size;
     double b = 0;
 #pragma unroll 8
-    for (int x = low + lane; x < high; x += warp_size) b += call.b_last[unit_of(x)];
+    for (int x = piece.low + lane; x < piece.high; x += warp_size) b += call.b_last[unit_of(x)];
 #pragma unroll
     for (int offset = warp_size / 2; offset > 0; offset /= 2) b += __shfl_xor_sync(0xFFFFFFFFU, b, offset);
-    if (lane == 0) decays[s] = exp(b + call.m_start[unit_of(low)] - call.m_end[unit_of(high - 1)]);
+    if (lane == 0 && piece.low < piece.high)
+      decays[p] = exp(b + call.m_start[unit_of(piece.low)] - call.m_end[unit_of(piece.high - 1)]);
   }
   __syncthreads();
-  const std::int64_t boundary = call.boundary(sequence, sequence_start(call, sequence), 0, head);
-  const auto scan = [&](auto running, const auto& at) {
+  const Segment<Real> whole(call, sequence, 0, call.chunks_per_piece);
+  const int used = (whole.chunks + call.chunks_per_piece - 1) / call.chunks_per_piece;
+  // In the order of time, up to the piece that the last segment begins with; nothing needs totals from there on.
+  const int count = used == 0 ? 0 : Direction == Time::forward ? (used - 1) / pieces * pieces : max(used - pieces, 0);
+  const auto scan = [&](auto running, const auto& totals) {
     using Number = decltype(running);
     constexpr int ahead = 8;  // loads that are under way together
-    for (int first = 0; first + 1 < used; first += ahead) {
+    if (used == 0) totals(0) = running;
+    for (int first = 0; first <= count && used > 0; first += ahead) {
       Number sums[ahead];
-      const auto index = [&](int x) { return Direction == Time::forward ? first + x : used - 2 - first - x; };
-      const auto place = [&](int x) -> Number& {
-        return at(boundary + static_cast<std::int64_t>(index(x)) * call.heads);
-      };
+      const auto index = [&](int x) { return Direction == Time::forward ? first + x : used - 1 - first - x; };
 #pragma unroll
       for (int x = 0; x < ahead; ++x)
-        if (first + x + 1 < used) sums[x] = place(x);
+        if (first + x < count) sums[x] = totals(index(x));
 #pragma unroll
       for (int x = 0; x < ahead; ++x) {
-        if (first + x + 1 >= used) break;
-        running = static_cast<Number>(decays[Direction == Time::forward ? index(x) : index(x) + 1]) * running + sums[x];
-        place(x) = running;
+        if (first + x > count) break;
+        const int begun = Direction == Time::forward ? index(x) : index(x) + 1;  // of pieces before it
+        if (begun % pieces == 0 || first + x == 0) totals(index(x)) = running;
+        if (first + x >= count) continue;
+        const auto decay = static_cast<decltype(running.x[0] + 0)>(decays[index(x)]);
+#pragma unroll
+        for (int e = 0; e < Number::count; ++e) running.x[e] = decay * running.x[e] + sums[x].x[e];
       }
     }
   };
-  const std::int64_t columns = call.padded_dhv(), matrix = call.dqk * columns;
+  using Wide = Group<Real, scan_width<Real>>;
+  const std::int64_t columns = call.padded_dhv(), matrix = call.dqk * columns / Wide::count;
   const std::int64_t step = static_cast<std::int64_t>(parts) * block_threads;
-  for (std::int64_t element = part * block_threads + threadIdx.x; element < matrix + call.dqk; element += step) {
-    if (element >= matrix) {
-      const std::int64_t r = element - matrix;
-      Norm first = 0;
-      if (flow.from_n().data != nullptr) first = state_element<Real>(flow.from_n(), sequence, head, 0, r);
-      scan(first, [&](std::int64_t place) -> Norm& { return segment_norm<T>(call, place)[r]; });
+  for (std::int64_t group = blockIdx.x % parts * block_threads + threadIdx.x; group < matrix + call.dqk;
+       group += step) {
+    if (group >= matrix) {
+      const std::int64_t r = group - matrix;
+      Group<Norm, 1> first{};
+      if (flow.from_n().data != nullptr) first.x[0] = state_element<Real>(flow.from_n(), sequence, head, 0, r);
+      scan(first, [&](int index) -> Group<Norm, 1>& {
+        return reinterpret_cast<Group<Norm, 1>&>(segment_norm<T>(call, sequence, head, index)[r]);
+      });
     } else {
-      Real first = 0;
-      if (flow.from_C().data != nullptr) {
-        const std::int64_t r = element / columns, c = element % columns;
-        if (c < call.dhv) first = state_element<Real>(flow.from_C(), sequence, head, r, c);
-      }
-      scan(first, [&](std::int64_t place) -> Real& { return segment_state(call, place)[element]; });
+      const std::int64_t element = group * Wide::count, r = element / columns, c = element % columns;
+      Wide first{};
+      if (flow.from_C().data != nullptr)
+#pragma unroll
+        for (int e = 0; e < Wide::count; ++e)
+          if (c + e < call.dhv) first.x[e] = state_element<Real>(flow.from_C(), sequence, head, r, c + e);
+      scan(first, [&](int index) -> Wide& {
+        return reinterpret_cast<Wide&>(segment_state(call, sequence, head, index)[element]);
+      });
     }
-  }
-}
-
-template <class T, Time Direction>
-__global__ void __launch_bounds__(block_threads) segment_scan_kernel(Call<typename Config<T>::Real> call, int parts) {
-  __shared__ typename Config<T>::Norm decays[largest_segments];
-  arch::after_previous_kernel();
-  arch::let_next_kernel_start();
-  const unsigned unit = blockIdx.x / parts, part = blockIdx.x % parts;
-  const int head = static_cast<int>(unit % call.heads);
-  const bool listed = has_list(call);
-  const int count = listed ? call.parts[0].segment : 1;
-#pragma unroll 1
-  for (int x = 1; x <= count; ++x) {
-    if (listed && call.parts[x].segment != 0) continue;  // once for every sequence
-    const std::int64_t sequence = listed ? call.parts[x].sequence : unit / call.heads;
-    scan_sequence<T, Direction>(call, sequence, head, part, parts, decays);
-    __syncthreads();  // nobody reads its decays any more
   }
 }
 
@@ -494,11 +490,12 @@ void launch(const Call<typename Config<T>::Real>& call, cudaStream_t stream) {
 
 template <class T>
 void launch_segment_scan(const Call<typename Config<T>::Real>& call, Time direction, cudaStream_t stream) {
-  const std::int64_t states = (has_list(call) ? 1 : call.sequences) * call.heads;
-  const std::int64_t elements = static_cast<std::int64_t>(call.dqk) * (call.padded_dhv() + 1);
-  constexpr std::int64_t wanted_blocks = 2112;  // sixteen to a multiprocessor of a large GPU
+  const std::int64_t states = call.sequences * call.heads;
+  const std::int64_t groups =
+      static_cast<std::int64_t>(call.dqk) * (call.padded_dhv() / scan_width<typename Config<T>::Real> + 1);
+  constexpr std::int64_t wanted_blocks = 1056;  // eight to a multiprocessor of a large GPU, all at once
   const std::int64_t parts =
-      std::clamp<std::int64_t>(wanted_blocks / states, 1, (elements + block_threads - 1) / block_threads);
+      std::clamp<std::int64_t>(wanted_blocks / states, 1, (groups + block_threads - 1) / block_threads);
   launch_chained(
       "segment_scan",
       direction == Time::forward ? segment_scan_kernel<T, Time::forward> : segment_scan_kernel<T, Time::reverse>,

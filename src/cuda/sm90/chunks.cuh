@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/arch/barrier.cuh"
 #include "cuda/arch/copy.cuh"
@@ -31,10 +30,10 @@ struct Chunks {
   const double* b_last;
   const double* m_start;
   const double* m_end;
-  const Chunk* packed;  // the table of packed sequences' chunks; null: a dense batch
-  float scale;          // above zero: its logarithm is taken
+  float scale;  // above zero: its logarithm is taken
   int heads, chunks_per_row, tokens, all_tokens;
   Divider by_heads, by_chunks_per_row;
+  const Chunk* table;  // of packed sequences
 
   explicit Chunks(const Call<float>& call)
       : u(call.u),
@@ -43,32 +42,32 @@ struct Chunks {
         b_last(call.b_last),
         m_start(call.m_start),
         m_end(call.m_end),
-        packed(call.cu_seqlens != nullptr ? call.chunks : nullptr),
         scale(static_cast<float>(call.scale)),
         heads(call.heads),
         chunks_per_row(call.chunks_per_row),
         tokens(static_cast<int>(call.tokens)),
         all_tokens(static_cast<int>(call.all_tokens())),
         by_heads(static_cast<std::uint32_t>(call.heads)),
-        by_chunks_per_row(static_cast<std::uint32_t>(std::max(call.chunks_per_row, 1))) {}
+        by_chunks_per_row(static_cast<std::uint32_t>(std::max(call.chunks_per_row, 1))),
+        table(call.chunks) {}
 };
 
 // A chunk of a head. Heads of a chunk are neighbours: they lie side by side in memory.
+template <bool Packed>
 struct Tile {
   int head;
-  int state;         // number of the (chunk, head)
-  int batch, token;  // of its first token, as a token_map has them
-  int length;        // tokens; those beyond are zero in every operand, and not stored
-  int at;            // where vectors begin
+  int state;  // number of the (chunk, head)
+  int batch;
+  int token;   // first one, in its row of the batch; of packed sequences both are as a token_map has them
+  int length;  // tokens; those beyond are zero in every operand, and not stored
+  int at;      // where vectors begin
 
-  template <class Packed>
-  __device__ __forceinline__ Tile(Packed /*tag*/, const Chunks& chunks, unsigned index)
-      : state(static_cast<int>(index)) {
+  __device__ __forceinline__ Tile(const Chunks& chunks, unsigned index) : state(static_cast<int>(index)) {
     const auto number = static_cast<int>(chunks.by_heads.quotient(index));
     head = state - number * chunks.heads;
-    if constexpr (Packed::value) {  // to the map a chunk is a sequence of its own, and ends as one
-      const auto start = static_cast<int>(chunks.packed[number].packed);
-      length = chunks.packed[number].length;
+    if constexpr (Packed) {  // to the map a chunk is a sequence of its own, and ends as one
+      const auto start = static_cast<int>(chunks.table[number].packed);
+      length = chunks.table[number].length;
       batch = start + length;
       token = chunks.tokens - length;
       at = head * chunks.all_tokens + start;
@@ -86,7 +85,6 @@ struct Wholes {
   unsigned tiles;
 
   __device__ __forceinline__ unsigned chunk_of(unsigned tile) const { return tile; }
-  __device__ __forceinline__ int vectors_of(unsigned /*tile*/) const { return 0; }
 };
 
 // Tiles that are parts of a chunk and head. Those of a chunk are neighbours and run at a time: what they have in common
@@ -94,13 +92,11 @@ struct Wholes {
 struct Parts {
   unsigned tiles;
   unsigned count;  // of a chunk and head
-  int vectors;     // numbers in a vector of all tokens and heads: row sums come in parts of so many
   Divider by_count, by_blocks;
 
   Parts(const Call<float>& call, int parts, std::int64_t blocks)
       : tiles(static_cast<unsigned>(call.numbers * call.heads * parts)),
         count(static_cast<unsigned>(parts)),
-        vectors(static_cast<int>(call.all_tokens() * call.heads)),
         by_count(static_cast<std::uint32_t>(parts)),
         by_blocks(static_cast<std::uint32_t>(blocks)) {}
 
@@ -112,41 +108,25 @@ struct Parts {
     const unsigned part = tile + by_blocks.quotient(first);
     return part - by_count.quotient(part) * count;
   }
-  __device__ __forceinline__ int vectors_of(unsigned tile) const { return static_cast<int>(part_of(tile)) * vectors; }
 };
 
 // The tiles of this block: every gridDim.x-th one, without those of numbers that no chunk of packed sequences has.
 // There may be none.
-template <class Packed, class Tiles>
-__device__ __forceinline__ unsigned next_tile(Packed /*tag*/, const Chunks& chunks, const Tiles& tiles,
-                                              unsigned index) {
-  if constexpr (Packed::value) {
-    while (index < tiles.tiles && chunks.packed[chunks.by_heads.quotient(tiles.chunk_of(index))].length == 0)
+template <bool Packed, class Tiles>
+__device__ __forceinline__ unsigned next_tile(const Chunks& chunks, const Tiles& tiles, unsigned index) {
+  if constexpr (Packed) {
+    while (index < tiles.tiles && chunks.table[chunks.by_heads.quotient(tiles.chunk_of(index))].length == 0)
       index += arch::grid_blocks();
   }
   return index;
 }
-template <class Packed, class Tiles>
-__device__ __forceinline__ unsigned first_tile(Packed packed, const Chunks& chunks, const Tiles& tiles) {
-  return next_tile(packed, chunks, tiles, blockIdx.x);
+template <bool Packed, class Tiles>
+__device__ __forceinline__ unsigned first_tile(const Chunks& chunks, const Tiles& tiles) {
+  return next_tile<Packed>(chunks, tiles, blockIdx.x);
 }
-template <class Packed, class Tiles>
-__device__ __forceinline__ unsigned tile_after(Packed packed, const Chunks& chunks, const Tiles& tiles,
-                                               unsigned index) {
-  return next_tile(packed, chunks, tiles, index + arch::grid_blocks());
-}
-template <class Tiles>
-__device__ __forceinline__ bool has_tiles(const Chunks& chunks, const Tiles& tiles) {
-  return chunks.packed == nullptr || first_tile(std::true_type{}, chunks, tiles) < tiles.tiles;
-}
-
-// What loads and stores is compiled for dense batches and for packed sequences, which it finds by the table.
-template <class Work>
-__device__ __forceinline__ void by_packing(const Chunks& chunks, const Work& work) {
-  if (chunks.packed != nullptr)
-    work(std::true_type{});
-  else
-    work(std::false_type{});
+template <bool Packed, class Tiles>
+__device__ __forceinline__ unsigned tile_after(const Chunks& chunks, const Tiles& tiles, unsigned index) {
+  return next_tile<Packed>(chunks, tiles, index + (Packed ? arch::grid_blocks() : gridDim.x));
 }
 
 // Where the vectors of a tile lie in shared memory, from `start` on.
@@ -156,22 +136,24 @@ struct GatePlan {
   static constexpr unsigned c = u + chunk * 8;       // float2 [chunk]
   static constexpr unsigned inflow = c + chunk * 8;  // float2: qbar = exp_sum(u, inflow)
   static constexpr unsigned outflow = inflow + 8;    // float2: abar = exp_sum(c, outflow)
-  static constexpr unsigned vectors = outflow + 8;   // int2: where its part of vectors begins, tokens (+ last_tile)
+  // int2: where vectors begin, of packed sequences those of the tile's part; tokens (+ last_tile)
+  static constexpr unsigned vectors = outflow + 8;
   static constexpr unsigned end = vectors + 8;
 };
 
 // One warp: the vectors of a block's tiles. u, which takes arithmetic, waits in registers for the room of the tile
-// before. All lanes arrive at `full`.
-template <class Plan, class Packed, class Tiles>
-__device__ __forceinline__ void load_gates(Packed packed, const Chunks& chunks, const Tiles& tiles, unsigned memory,
-                                           unsigned full, unsigned empty) {
+// before. All lanes arrive at `full`. Consumers of packed sequences know of tiles what they are told here;
+// part_vectors(tile): where the vectors of its part begin, among those of all parts.
+template <class Plan, bool Packed, class Tiles, class PartVectors>
+__device__ __forceinline__ void load_gates(const Chunks& chunks, const Tiles& tiles, unsigned memory, unsigned full,
+                                           unsigned empty, const PartVectors& part_vectors) {
   const int lane = threadIdx.x % 32;
-  unsigned parity = 1;
+  unsigned parity = 1, next = 0;
 #pragma unroll 1
-  for (unsigned index = first_tile(packed, chunks, tiles), next; index < tiles.tiles; index = next, parity ^= 1) {
-    next = tile_after(packed, chunks, tiles, index);
-    const Tile tile(packed, chunks, tiles.chunk_of(index));
-    const int vectors = tile.at + tiles.vectors_of(index);
+  for (unsigned index = first_tile<Packed>(chunks, tiles); index < tiles.tiles;
+       index = Packed ? next : index + gridDim.x, parity ^= 1) {
+    if (Packed) next = tile_after<Packed>(chunks, tiles, index);
+    const Tile<Packed> tile(chunks, tiles.chunk_of(index));
     float2 u[chunk / 32];
 #pragma unroll
     for (int x = 0; x < chunk / 32; ++x) {
@@ -193,7 +175,10 @@ __device__ __forceinline__ void load_gates(Packed packed, const Chunks& chunks, 
       arch::write_float2(memory + Plan::inflow, inflow);
       as_exponent(chunks.b_last[tile.state] - chunks.m_end[tile.state], outflow);
       arch::write_float2(memory + Plan::outflow, outflow);
-      arch::write_int2(memory + Plan::vectors, {vectors, tile.length + (next < tiles.tiles ? 0 : last_tile)});
+      int vectors = tile.at;
+      if (Packed) vectors += part_vectors(index);
+      arch::write_int2(memory + Plan::vectors,
+                       {vectors, tile.length + ((Packed ? next : index + gridDim.x) < tiles.tiles ? 0 : last_tile)});
     }
     arch::commit_copies();
     arch::wait_copies<0>();

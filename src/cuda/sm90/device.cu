@@ -3,21 +3,8 @@
 
 namespace tfla::cuda::sm90 {
 
-namespace {
+bool supported_device() { return device_facts().capability == 90; }
 
-int attribute(cudaDeviceAttr which) {
-  int device = 0, value = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
-  return value;
-}
-
-}  // namespace
-
-bool supported_device() {
-  return attribute(cudaDevAttrComputeCapabilityMajor) == 9 && attribute(cudaDevAttrComputeCapabilityMinor) == 0;
-}
-
-int multiprocessors() { return attribute(cudaDevAttrMultiProcessorCount); }
+int multiprocessors() { return device_facts().multiprocessors; }
 
 }  // namespace tfla::cuda::sm90

@@ -9,6 +9,12 @@ struct Ring {
   unsigned phase = 0;  // parity of the turn
 
   __device__ __forceinline__ explicit Ring(int start = 0) : slot(start) {}
+  // After so many steps from the start: takes no register from one to the next.
+  __device__ __forceinline__ static Ring after_steps(unsigned steps) {
+    Ring ring(static_cast<int>(steps % Slots));
+    ring.phase = steps / Slots & 1;
+    return ring;
+  }
   __device__ __forceinline__ void advance(int by = 1) {
     slot += by;
     if (slot >= Slots) {

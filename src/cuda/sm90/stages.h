@@ -18,14 +18,18 @@ inline constexpr int stored_chunk = 128;
 [[nodiscard]] int multiprocessors();
 
 // Chunk states and, in reverse time, their gradients with <C, dC>, which comes in state_parts parts per chunk and head.
-// A state is in state_tiles tiles, one to a multiprocessor.
+// A state is in state_tiles tiles, one to a multiprocessor; in forward, where they are narrower, in forward_tiles.
 [[nodiscard]] int state_tiles(int dqk, int dhv);
+[[nodiscard]] int forward_tiles(int dhv);
 [[nodiscard]] int state_parts(int dqk, int dhv);
 void launch_states(const Call<float>& call, cudaStream_t stream);
 void launch_dstates(const Call<float>& call, cudaStream_t stream);
 
 // The states that segments of a sequence start from, alone.
 void launch_segment_starts(const Call<float>& call, cudaStream_t stream);
+
+// What totals of segments of packed sequences add up to.
+void launch_packed_scan(const Call<float>& call, bool reverse, cudaStream_t stream);
 
 // States and outputs in one, in chunks of 64 tokens; the state stays on the chip.
 void launch_forward(const Call<float>& call, cudaStream_t stream);

@@ -4,6 +4,7 @@
 
 #include <cuda_bf16.h>
 
+#include "cuda/arch/barrier.cuh"
 #include "cuda/arch/mma.cuh"
 #include "cuda/arch/shared.cuh"
 #include "cuda/arch/wgmma.cuh"
@@ -19,11 +20,18 @@ inline constexpr int warpgroup_threads = 128;
 struct Lane {
   int warp, lane, row, pair;  // row of its first element, column of its first pair
 
-  __device__ __forceinline__ Lane()
-      : warp(static_cast<int>(threadIdx.x % warpgroup_threads) / 32),
-        lane(static_cast<int>(threadIdx.x % 32)),
+  __device__ __forceinline__ Lane() : Lane(threadIdx.x) {}
+  __device__ __forceinline__ explicit Lane(unsigned thread)
+      : warp(static_cast<int>(thread % warpgroup_threads) / 32),
+        lane(static_cast<int>(thread % 32)),
         row(16 * warp + lane / 4),
         pair(2 * (lane % 4)) {}
+  // The same worked out anew where it is used, so that no registers keep it.
+  __device__ __forceinline__ static Lane again() {
+    int thread = threadIdx.x;
+    arch::forget(thread);
+    return Lane(thread);
+  }
 
   // The row this lane names to ldmatrix and stmatrix for tile (n, n + 8 columns) of the warp's 16 rows, as an address
   // within a panel of 128-byte rows; xor with 32 n moves on by 16 columns.

@@ -5,14 +5,18 @@
 
 namespace tfla::cuda::sm90::forward {
 
-template <int M, int N, bool Normalized, bool Keep>
-struct Carrier : Block<M, N, Normalized, Keep> {
-  using Base = Block<M, N, Normalized, Keep>;
+template <int M, int N, bool Normalized, bool Keep, bool Packed>
+struct Carrier : Block<M, N, Normalized, Keep, Packed> {
+  using Base = Block<M, N, Normalized, Keep, Packed>;
   using Base::at;
   using Base::call;
   using Base::each_item;
+  using Base::is_kept;
+  using Base::kept_unit;
+  using Base::maps;
   using Base::shape;
   using Base::space;
+  using typename Base::Item;
   using typename Base::KeySlots;
   using typename Base::Slots;
   using typename Base::Space;
@@ -32,13 +36,19 @@ struct Carrier : Block<M, N, Normalized, Keep> {
       start<Which>(it, lane, tile, n);
 #pragma unroll 1
       for (int block = it.low; block < it.high; ++block, k.advance(Space::parts), ring.advance(), turn ^= 1) {
-        arch::wait(at(Space::c_empty), turn ^ 1);
+        const unsigned parity = Space::slots == 2 ? ring.slot : turn;
+        arch::wait(at(Space::c_empty), parity ^ 1);
+        if (Space::wide && Keep) {  // its last copy has been read by the store
+          if (lane.lane == 0) arch::wait_stores_read<0>();
+          __syncwarp();
+        }
         tile.publish(at(Space::state) + Which * Space::part_bytes, lane, M * panel_bytes);
-        const int reader = Space::outputs == 2 ? static_cast<int>(turn) : 0;
-        if (Normalized || Keep) publish_n(reader, Which, lane, n);
+        const int reader = Space::outputs == 2 ? static_cast<int>(parity) : 0;
+        if (Normalized || (Keep && !Space::wide)) publish_n(reader, Which, lane, n);
         arch::writes_before_copies();
         __syncwarp();
         if (lane.lane == 0) arch::arrive(at(Space::c_full, reader));
+        if (Space::wide && Keep && is_kept(block)) keep<Which>(again(it), block, lane, n);
         arch::wait(at(Space::k_full, k.slot), k.phase);
         arch::wait(at(Space::v_full, ring.slot), ring.phase);
         const unsigned gates = at(Space::gates, ring.slot, Space::gate_bytes);
@@ -57,16 +67,29 @@ struct Carrier : Block<M, N, Normalized, Keep> {
         tile.hold();
         if (lane.lane == 0) arch::arrive(at(Space::v_empty, ring.slot));
       }
-      finish<Which>(it, lane, tile, n);
+      finish<Which>(again(it), lane, tile, n);
     });
+    if (Space::wide && Keep && lane.lane == 0) arch::wait_stores<0>();
   }
 
  private:
-  // In the order in which the lanes of a product read it: rows 2 i, 2 i + 1, 2 i + 8, 2 i + 9 of every 16.
+  // An item worked out anew: what the loop over its blocks does not need is not kept in registers.
+  __device__ __forceinline__ Item again(const Item& it) const {
+    int unit = static_cast<int>(it.unit);
+    arch::forget(unit);
+    return Item(call, shape, static_cast<unsigned>(unit));
+  }
+
+  // One of three bfloat16 that add up to it per lane. In the order in which the lanes of a product read it: rows 2 i,
+  // 2 i + 1, 2 i + 8, 2 i + 9 of every 16; where the state is wide, along rows of 64, swizzled.
   __device__ __forceinline__ void publish_n(int reader, int which, const Lane& lane, const float (&n)[own][2]) const {
-    const int part = lane.pair / 2, k = lane.lane / 4;
-    const unsigned to = at(Space::n, reader, Space::n_bytes) + part * Space::n_part + which * (128 * own) +
-                        lane.warp * 32 + k / 2 * 8 + k % 2 * 2;
+    constexpr bool anew = M > 2 || Packed;  // no register is left for the address
+    const Lane now = anew ? Lane::again() : lane;
+    const int part = now.pair / 2, k = now.lane / 4, warp = now.warp;
+    int from = static_cast<int>(at(Space::n, reader, Space::n_bytes));
+    if (anew) arch::forget(from);
+    const unsigned to = from + part * Space::n_part + which * own * Space::n_panel +
+                        (Space::n_rows ? (2 * warp ^ part) * 16 + k * 2 : warp * 32 + k / 2 * 8 + k % 2 * 2);
 #pragma unroll
     for (int m = 0; m < own; ++m)
 #pragma unroll
@@ -74,7 +97,39 @@ struct Carrier : Block<M, N, Normalized, Keep> {
         float rest = over_row(n[m][h]);
         if (part > 0) rest -= __bfloat162float(__float2bfloat16_rn(rest));
         if (part > 1) rest -= __bfloat162float(__float2bfloat16_rn(rest));
-        if (part < 3) arch::write_half_word(to + m * 128 + h * 4, __bfloat16_as_ushort(__float2bfloat16_rn(rest)));
+        if (part < 3)
+          arch::write_half_word((to ^ h * (Space::n_rows ? 16 : 4)) + m * Space::n_panel,
+                                __bfloat16_as_ushort(__float2bfloat16_rn(rest)));
+      }
+  }
+
+  // Of a wide state each warp sends the 16 rows of every panel that it has published itself. Otherwise a warp of its
+  // own sends all: one warpgroup has more to do than two.
+  template <int Which>
+  __device__ __forceinline__ void keep(const Item& it, int block, const Lane& lane, const float (&n)[own][2]) const {
+    const int unit = kept_unit(it, block);
+    if (lane.lane == 0) {
+#pragma unroll
+      for (int m = 0; m < own; ++m)
+#pragma unroll
+        for (int p = 0; p < N / 64; ++p)
+          arch::store_box(at(Space::state) + (p * M + Which * own + m) * panel_bytes + lane.warp * (16 * 128),
+                          &maps.states, it.tile * N + p * panel, 64 * (Which * own + m) + 16 * lane.warp, unit);
+      arch::commit_stores();
+    }
+    if (it.tile == 0)
+      write_n<Which>(static_cast<float*>(call.n_states) + static_cast<std::int64_t>(unit) * call.dqk, lane, n);
+  }
+
+  template <int Which>
+  __device__ __forceinline__ void write_n(float* to, const Lane& lane, const float (&n)[own][2]) const {
+#pragma unroll
+    for (int m = 0; m < own; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float sum = over_row(n[m][h]);
+        const int row = 64 * (Which * own + m) + lane.row + 8 * h;
+        if (lane.pair == 0 && row < call.dqk) to[row] = sum;
       }
   }
 
@@ -86,6 +141,19 @@ struct Carrier : Block<M, N, Normalized, Keep> {
       if (it.tile * N + c < call.dhv) move(r, it.tile * N + c, value);
       if (it.tile * N + c + 1 < call.dhv) move(r, it.tile * N + c + 1, next);
     });
+  }
+
+  // Where segments begin with what those before add up to.
+  __device__ __forceinline__ bool starts_inside(const Item& it) const {
+    if constexpr (Packed) return it.segment > 0;
+    return call.segments > 1;
+  }
+  __device__ __forceinline__ std::int64_t segment_start(const Item& it) const {
+    if constexpr (Packed)
+      return call.boundary(it.start, it.segment - 1, it.head);
+    else
+      return ((static_cast<std::int64_t>(it.sequence) * call.heads + it.head) * call.segments + it.segment) *
+             call.pieces;
   }
 
   // From the totals of the segments before, or the initial state.
@@ -104,8 +172,8 @@ struct Carrier : Block<M, N, Normalized, Keep> {
       C += it.sequence * call.C0.sequence + it.head * call.C0.head;
       n0 += it.sequence * call.n0.sequence + it.head * call.n0.head;
     }
-    if (it.index > 0) {
-      const std::int64_t unit = call.boundary(it.sequence, it.start, it.index - 1, it.head);
+    if (starts_inside(it)) {
+      const std::int64_t unit = segment_start(it);
       C = call.segment_states + unit * call.dqk * call.padded_dhv();
       n0 = static_cast<const float*>(call.segment_norms) + unit * call.dqk;
       row = call.padded_dhv();
@@ -126,15 +194,9 @@ struct Carrier : Block<M, N, Normalized, Keep> {
     float* C = static_cast<float*>(call.C_last.data) + it.sequence * call.C_last.sequence + it.head * call.C_last.head;
     each_inside<Which>(it, lane, tile, [&](int r, int c, float& value) { C[r * call.C_last.row + c] = value; });
     if (it.tile != 0) return;
-    float* to = static_cast<float*>(call.n_last.data) + it.sequence * call.n_last.sequence + it.head * call.n_last.head;
-#pragma unroll
-    for (int m = 0; m < own; ++m)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float sum = over_row(n[m][h]);
-        const int row = 64 * (Which * own + m) + lane.row + 8 * h;
-        if (lane.pair == 0 && row < call.dqk) to[row] = sum;
-      }
+    write_n<Which>(
+        static_cast<float*>(call.n_last.data) + it.sequence * call.n_last.sequence + it.head * call.n_last.head, lane,
+        n);
   }
 };
 

@@ -5,9 +5,9 @@
 
 namespace tfla::cuda::sm90::forward {
 
-template <int M, int N, bool Normalized, bool Keep>
-struct Movers : Block<M, N, Normalized, Keep> {
-  using Base = Block<M, N, Normalized, Keep>;
+template <int M, int N, bool Normalized, bool Keep, bool Packed>
+struct Movers : Block<M, N, Normalized, Keep, Packed> {
+  using Base = Block<M, N, Normalized, Keep, Packed>;
   using Base::at;
   using Base::call;
   using Base::each_block;
@@ -18,9 +18,25 @@ struct Movers : Block<M, N, Normalized, Keep> {
   using Base::shape;
   using Base::space;
   using Base::staged_barrier;
+  using typename Base::Item;
   using typename Base::KeySlots;
   using typename Base::Slots;
   using typename Base::Space;
+  // Of a number per token and head. The plan sees to it that columns of blocks of 64 tokens can be counted in 32 bits,
+  // and a wide state has more than 64 columns.
+  using Index = std::conditional_t<Space::wide, int, std::int64_t>;
+
+  __device__ __forceinline__ Index first_of(const Item& it) const {
+    const Index head = static_cast<Index>(it.head) * static_cast<Index>(call.all_tokens());
+    if constexpr (Packed) return head + it.start;
+    return head + static_cast<Index>(it.sequence) * static_cast<Index>(call.tokens);
+  }
+
+  // See nothing_map.
+  __device__ __forceinline__ const CUtensorMap* map_for(const CUtensorMap& map, int column, int columns) const {
+    if constexpr (Packed) return column < columns ? &map : &maps.nothing;
+    return &map;
+  }
 
   // Wide states: K by one thread, Q and V by another. K's ring has less room than theirs, and one that waits for it
   // would hold them up.
@@ -38,7 +54,7 @@ struct Movers : Block<M, N, Normalized, Keep> {
           arch::arrive_expecting(full, panels * panel_bytes);
 #pragma unroll 1
           for (int p = 0; p < panels; ++p)
-            arch::load_box(space + to + p * panel_bytes, column + p * panel < columns ? &map : &maps.nothing, full,
+            arch::load_box(space + to + p * panel_bytes, map_for(map, column + p * panel, columns), full,
                            column + p * panel, token, head, it.map_batch(call));
         };
         constexpr int parts = Space::parts, part_columns = Space::part_panels * panel;
@@ -65,12 +81,16 @@ struct Movers : Block<M, N, Normalized, Keep> {
     });
   }
 
+  __device__ __forceinline__ int first_chunk(const Item& it) const {
+    if constexpr (Packed) return it.first_chunk_number(block_tokens);
+    return it.sequence * it.chunks;
+  }
+
   __device__ void load_gates() const {
     const int lane = threadIdx.x % 32;
     Slots ring;
     each_item([&](const Item& it) {
-      const std::int64_t row = it.head * call.all_tokens() + it.start;
-      const int first = it.first_number(call, block_tokens) * call.heads + it.head;
+      const Index row = first_of(it);
 #pragma unroll 1
       for (int block = it.low; block < it.high; ++block, ring.advance()) {
         arch::wait(at(Space::v_empty, ring.slot), ring.phase ^ 1);
@@ -78,8 +98,8 @@ struct Movers : Block<M, N, Normalized, Keep> {
 #pragma unroll 1
         for (int t = lane; t < block_tokens; t += 32) {
           const int token = block * block_tokens + t;
-          const bool valid = token < it.length;
-          std::int64_t from = valid ? row + token : row;
+          const bool valid = token < it.tokens(call);
+          Index from = valid ? row + token : row;
           arch::forget(from);  // five pointers kept over the loop would not fit into the registers
           arch::copy_small<8>(to + Space::u + 8 * t, call.u + from, valid);
           arch::copy_small<8>(to + Space::c + 8 * t, call.log_c + from, valid);
@@ -88,7 +108,7 @@ struct Movers : Block<M, N, Normalized, Keep> {
           if (Normalized) arch::copy_small<4>(to + Space::floor + 4 * t, call.floor + from, valid);
         }
         if (lane == 0) {
-          std::int64_t unit = first + block * call.heads;
+          int unit = (first_chunk(it) + block) * call.heads + it.head;
           arch::forget(unit);
           arch::copy_small<4>(to + Space::decay, call.gbar + unit, true);
         }
@@ -103,7 +123,7 @@ struct Movers : Block<M, N, Normalized, Keep> {
     Slots ring(warpgroup);
     unsigned c_phase = 0;
     each_block(warpgroup, [&](const Item& it, int block) {
-      if (Keep) {
+      if (Keep && !Space::wide) {
         arch::wait(at(Space::c_full, warpgroup), c_phase);
         c_phase ^= 1;
         if (it.tile == 0 && is_kept(block)) keep_n(it, block, warpgroup);
@@ -111,15 +131,14 @@ struct Movers : Block<M, N, Normalized, Keep> {
         if (lane == 0) keep_state(it, block);
       }
       arch::named_wait(staged_barrier(warpgroup), warpgroup_threads + 32);
-      if (Normalized && it.tile == 0) store_rows(it, block, at(Space::rows, ring.slot, Space::row_bytes));
       if (lane == 0) {
-#pragma unroll
+#pragma unroll 1
         for (int p = 0; p < N / 64; ++p)
-          if (p == 0 || it.tile * N + p * panel < call.dhv)
-            arch::store_box(at(Space::q, ring.slot, Space::q_bytes) + p * panel_bytes, &maps.h, it.tile * N + p * panel,
-                            it.map_token(call) + block * block_tokens, it.head, it.map_batch(call));
+          arch::store_box(at(Space::q, ring.slot, Space::q_bytes) + p * panel_bytes, &maps.h, it.tile * N + p * panel,
+                          it.map_token(call) + block * block_tokens, it.head, it.map_batch(call));
         arch::commit_stores();
       }
+      if (Normalized && it.tile == 0) store_rows(it, block, at(Space::rows, ring.slot, Space::row_bytes));
       if (lane == 0) arch::wait_stores_read<0>();
       __syncwarp();
       if (lane == 0) arch::arrive(at(Space::q_empty, ring.slot * Space::parts));
@@ -159,8 +178,8 @@ struct Movers : Block<M, N, Normalized, Keep> {
 #pragma unroll 1
     for (int t = threadIdx.x % 32; t < block_tokens; t += 32) {
       const int token = block * block_tokens + t;
-      if (token >= it.length) continue;
-      std::int64_t to = it.head * call.all_tokens() + it.start + token;
+      if (token >= it.tokens(call)) continue;
+      Index to = first_of(it) + token;
       arch::forget(to);  // as in load_gates
       call.inverse[to] = arch::read_float(rows + Space::inverse + 4 * t);
       call.slope[to] = arch::read_float(rows + Space::slope + 4 * t);

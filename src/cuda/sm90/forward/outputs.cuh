@@ -6,17 +6,18 @@
 
 namespace tfla::cuda::sm90::forward {
 
-template <int M, int N, bool Normalized, bool Keep>
-struct Outputs : Block<M, N, Normalized, Keep> {
-  using Base = Block<M, N, Normalized, Keep>;
+template <int M, int N, bool Normalized, bool Keep, bool Packed>
+struct Outputs : Block<M, N, Normalized, Keep, Packed> {
+  using Base = Block<M, N, Normalized, Keep, Packed>;
   using Base::across;
   using Base::at;
-  using Base::call;
   using Base::depth;
   using Base::each_block;
+  using Base::shape;
   using Base::space;
   using Base::staged_barrier;
   using Base::warps_barrier;
+  using typename Base::Item;
   using typename Base::KeySlots;
   using typename Base::Slots;
   using typename Base::Space;
@@ -25,18 +26,30 @@ struct Outputs : Block<M, N, Normalized, Keep> {
   template <int Warpgroup>
   __device__ void make() const {
     const Lane lane;
-    Slots ring(Warpgroup);
-    KeySlots k(Warpgroup * Space::parts);
-    unsigned c_phase = 0;
-    each_block(Warpgroup, [&](const Item& /*it*/, int /*block*/) {
-      output_block<Warpgroup>(lane, ring, k, c_phase);
-      ring.advance(Space::outputs);
-      k.advance(Space::outputs * Space::parts);
-      c_phase ^= 1;
-    });
+    if constexpr (Space::wide) {
+      unsigned blocks = 0;
+      each_block(Warpgroup, [&](const Item& /*it*/, int /*block*/) {
+        output_block<Warpgroup>(lane, Slots::after_steps(blocks), KeySlots::after_steps(Space::parts * blocks),
+                                blocks & 1);
+        ++blocks;
+      });
+    } else {
+      Slots ring(Warpgroup);
+      KeySlots k(Warpgroup * Space::parts);
+      unsigned c_phase = 0;
+      each_block(Warpgroup, [&](const Item& /*it*/, int /*block*/) {
+        output_block<Warpgroup>(lane, ring, k, c_phase);
+        ring.advance(Space::outputs);
+        k.advance(Space::outputs * Space::parts);
+        c_phase ^= 1;
+      });
+    }
   }
 
  private:
+  // Where registers are short, worked out where it is asked for.
+  __device__ __forceinline__ static Lane again(const Lane& lane) { return Space::wide ? Lane::again() : lane; }
+
   template <int Warpgroup>
   __device__ __forceinline__ void output_block(const Lane& lane, const Slots& ring, const KeySlots& k,
                                                unsigned c_phase) const {
@@ -65,61 +78,83 @@ struct Outputs : Block<M, N, Normalized, Keep> {
       }
     }
     arch::products_commit();
+
+    // O = Q C. Wide: under way while scores are gated, and with it q.n, which comes first.
+    float qn[2] = {0, 0}, qn_columns[4];
+    const auto multiply_state = [&] {
+      arch::wait(at(Space::c_full, Warpgroup), c_phase);
+      constexpr int panel_step = panel_bytes / 16, depth_step = 32 / 16, state_step = 16 * 128 / 16;
+      const std::uint64_t state = arch::tile_descriptor(at(Space::state), M * panel_bytes);
+      arch::products_begin();
+      if constexpr (Normalized && Space::n_rows) {
+        const std::uint64_t n = arch::tile_descriptor(at(Space::n));
+#pragma unroll
+        for (int d = 0; d < 4 * M; ++d)
+          arch::multiply<__nv_bfloat16, depth, depth>(qn_columns, q_rows + d / 4 * panel_step + d % 4 * depth_step,
+                                                      n + d / 4 * (1024 / 16) + d % 4 * depth_step, d > 0);
+        arch::products_commit();
+      }
+#pragma unroll
+      for (int d = 0; d < 4 * M; ++d)
+        arch::multiply<__nv_bfloat16, depth, across>(o, q_rows + d / 4 * panel_step + d % 4 * depth_step,
+                                                     state + d * state_step, d > 0);
+      arch::products_commit();
+    };
+    const auto state_multiplied = [&] {
+      arch::products_wait<0>();
+      arch::pin(o);
+      if (again(lane).lane == 0) arch::arrive(at(Space::c_empty));
+#pragma unroll
+      for (int p = 1; p < parts; ++p)
+        if (again(lane).lane == 0) arch::arrive(at(Space::q_empty, ring.slot * parts + p));
+    };
+    if constexpr (Space::wide) multiply_state();
+
     arch::wait(at(Space::v_full, ring.slot), ring.phase);
     float2 u[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       u[h] = arch::read_float2(gates + Space::u + 8 * (lane.row + 8 * h));
     }
-    arch::products_wait<0>();
+    arch::products_wait<!Space::wide ? 0 : Normalized ? 2 : 1>();
     arch::pin(s);
 #pragma unroll
     for (int p = 0; p < parts; ++p)
-      if (lane.lane == 0) arch::arrive(at(Space::k_empty, k.after(p).slot));
+      if (again(lane).lane == 0) arch::arrive(at(Space::k_empty, k.after(p).slot));
     float sums[2] = {0, 0};
     gate_scores(s, u, gates, lane, sums);
-
-    arch::wait(at(Space::c_full, Warpgroup), c_phase);
-    const std::uint64_t state = arch::tile_descriptor(at(Space::state), M * panel_bytes);
-    arch::products_begin();
-#pragma unroll
-    for (int d = 0; d < 4 * M; ++d) {
-      constexpr int panel_step = panel_bytes / 16, depth_step = 32 / 16, state_step = 16 * 128 / 16;
-      arch::multiply<__nv_bfloat16, depth, across>(o, q_rows + d / 4 * panel_step + d % 4 * depth_step,
-                                                   state + d * state_step, d > 0);
+    if constexpr (!Space::wide) {
+      multiply_state();
+      if (Normalized) dots_with_n(q_tile, at(Space::n, Warpgroup, Space::n_bytes), lane, qn);
+      state_multiplied();
+    } else if constexpr (Normalized) {
+      arch::products_wait<1>();
+      arch::pin(qn_columns);
+      qn[0] = qn_columns[0] + qn_columns[1];  // the other lanes of the row have the third column, and zeros
+      qn[1] = qn_columns[2] + qn_columns[3];
     }
-    arch::products_commit();
-    float qn[2] = {0, 0};
-    if (Normalized) dots_with_n(q_tile, at(Space::n, Warpgroup, Space::n_bytes), lane, qn);
-    arch::products_wait<0>();
-    arch::pin(o);
-    if (lane.lane == 0) arch::arrive(at(Space::c_empty));
-#pragma unroll
-    for (int p = 1; p < parts; ++p)
-      if (lane.lane == 0) arch::arrive(at(Space::q_empty, ring.slot * parts + p));
 
     // What a row is multiplied by: scale / den, in the part of the state times qbar.
+    const Lane here = again(lane);
     float factor[2], weight[2];
-    const auto scale = static_cast<float>(call.scale);
+    const float scale = shape.scale;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       factor[h] = scale;
-      weight[h] = arch::read_float(gates + Space::qbar + 4 * (lane.row + 8 * h));
+      weight[h] = arch::read_float(gates + Space::qbar + 4 * (here.row + 8 * h));
       if (Normalized) {
-        const float least = arch::read_float(gates + Space::floor + 4 * (lane.row + 8 * h));
+        const float least = arch::read_float(gates + Space::floor + 4 * (here.row + 8 * h));
         const float sum = scale * over_row(sums[h] + weight[h] * qn[h]), size = fabsf(sum);
-        const float inverse = __fdividef(1, fmaxf(size, least) + static_cast<float>(call.eps));
+        const float inverse = __fdividef(1, fmaxf(size, least) + shape.eps);
         factor[h] *= inverse;
-        if (lane.pair == 0) {
-          const unsigned row = at(Space::rows, ring.slot, Space::row_bytes) + 4 * (lane.row + 8 * h);
+        if (here.pair == 0) {
+          const unsigned row = at(Space::rows, ring.slot, Space::row_bytes) + 4 * (here.row + 8 * h);
           arch::write_float(row + Space::inverse, inverse);
           arch::write_float(row + Space::slope, size > least ? copysignf(inverse, -sum) : 0.0F);
         }
       }
       weight[h] *= factor[h];
     }
-#pragma unroll
-    for (int e = 0; e < N / 2; ++e) o[e] *= weight[e / 2 % 2];
     uint32_t high[4][4], low[4];
 #pragma unroll
     for (int e = 0; e < 32; e += 2) {
@@ -130,6 +165,9 @@ struct Outputs : Block<M, N, Normalized, Keep> {
       else
         high[e / 8][e / 2 % 4] = arch::pack(value, __nv_bfloat16{});
     }
+    if constexpr (Space::wide) state_multiplied();
+#pragma unroll
+    for (int e = 0; e < N / 2; ++e) o[e] *= weight[e / 2 % 2];
     arch::pin(o);
     const std::uint64_t values = arch::tile_descriptor(at(Space::v, ring.slot, Space::v_bytes), panel_bytes);
     arch::products_begin();
@@ -142,15 +180,15 @@ struct Outputs : Block<M, N, Normalized, Keep> {
     arch::products_commit();
     arch::products_wait<0>();
     arch::pin(o);
-    if (lane.lane == 0) arch::arrive(at(Space::v_empty, ring.slot));
+    if (again(lane).lane == 0) arch::arrive(at(Space::v_empty, ring.slot));
 
     arch::named_wait(warps_barrier(Warpgroup), warpgroup_threads);  // nobody reads Q any more
+    const unsigned row = q_tile + again(lane).tile_row();
 #pragma unroll
     for (int n = 0; n < N / 16; ++n) {
       const float* x = o + 8 * n;
       const auto pack = [&](int e) { return arch::pack(float2{x[e], x[e + 1]}, __nv_bfloat16{}); };
-      arch::store_tiles((q_tile + n / 4 * panel_bytes + lane.tile_row()) ^ (n % 4 * 32), pack(0), pack(2), pack(4),
-                        pack(6));
+      arch::store_tiles((row + n / 4 * panel_bytes) ^ (n % 4 * 32), pack(0), pack(2), pack(4), pack(6));
     }
     arch::writes_before_copies();
     arch::named_arrive(staged_barrier(Warpgroup), warpgroup_threads + 32);

@@ -37,7 +37,10 @@ struct Space : Roles<M, N> {
   static constexpr int floor = abar + 4 * block_tokens, decay = floor + 4 * block_tokens, gate_bytes = decay + 16;
 
   static constexpr int q = 0, k = q + slots * q_bytes, v = k + k_slots * part_bytes, state = v + slots * v_bytes;
-  static constexpr int n = state + c_bytes, n_part = 2 * 64 * M, n_bytes = 3 * n_part;  // for each warpgroup of outputs
+  // n for each warpgroup of outputs, in three terms: rows of a product's operand of eight, where that has room.
+  static constexpr bool n_rows = wide;
+  static constexpr int n = state + c_bytes, n_panel = n_rows ? 1024 : 128;
+  static constexpr int n_part = n_rows ? 128 : M * n_panel, n_bytes = n_rows ? M * n_panel : 3 * n_part;
   static constexpr int gates = n + Roles<M, N>::outputs * n_bytes, rows = gates + slots * gate_bytes;
   static constexpr int inverse = 0, slope = 4 * block_tokens, row_bytes = 8 * block_tokens;  // 1 / den and its slope
   static constexpr int barriers = rows + slots * row_bytes;
@@ -49,49 +52,95 @@ struct Space : Roles<M, N> {
 };
 
 // Of a thread, by what it does: 512 for one thread of each warpgroup. Found by trial, so that nothing spills.
-template <int M, int N, bool Normalized>
+template <int M, int N, bool Normalized, bool Keep, bool Packed>
 struct Registers {
   using Roles = forward::Roles<M, N>;
-  static constexpr int outputs = Roles::wide ? 144 : N == 64 ? (Normalized ? 136 : 144) : M == 1 ? 160 : 144;
-  static constexpr int state = Roles::wide ? 168 : N == 64 ? (Normalized ? 200 : 184) : M == 1 ? 152 : 184;
+  static constexpr bool tall = M > 2 && N == 64;  // all rows of a state of dqk above 128 in one warpgroup
+  static constexpr int outputs = Roles::wide    ? (Packed ? 144 : 136)
+                                 : tall && Keep ? 128
+                                 : N == 64      ? (Normalized ? 136 : 144)
+                                 : M == 1       ? 160
+                                                : 144;
+  static constexpr int state = Roles::wide    ? (Packed ? 168 : 176)
+                               : tall && Keep ? 216
+                               : N == 64      ? (Normalized ? 200 : 184)
+                               : M == 1       ? 152
+                                              : 184;
   static constexpr int movers = 512 - Roles::outputs * outputs - Roles::carriers * state;
 };
 
 struct Maps {
-  CUtensorMap q, k, v, h, nothing, states;
+  CUtensorMap q, k, v, h, states;
+};
+struct PackedMaps : Maps {
+  CUtensorMap nothing;
 };
 
 struct Shape {
-  int column_tiles;
-  Units units;
+  int column_tiles, items, blocks;
+  float scale, eps;             // from here they take no registers
   int kept_shift, kept_chunks;  // log2 of the blocks between kept states, and how many of these a sequence has
-  Divider by_tiles, by_heads, by_sequences;
+};
+struct PackedShape : Shape {
+  Units units;
+  Divider by_tiles, by_heads;
 };
 
-// The blocks of 64 tokens of one segment, as chunks, and the columns. rest: a unit without its tile.
-struct Item : Segment {
-  int tile, head;
+// The blocks of 64 tokens of one segment, and the columns.
+struct DenseItem {
+  int tile, head, segment, chunks, low, high;
+  int sequence;
+  unsigned unit;
 
-  __device__ __forceinline__ Item(const Call<float>& call, const Shape& shape, int segment, int rest, int unit)
-      : Segment(call, shape.by_sequences, segment, block_tokens),
-        tile(unit - rest * shape.column_tiles),
-        head(rest - segment * call.heads) {}
-  __device__ __forceinline__ Item(const Call<float>& call, const Shape& shape, int rest, int unit)
-      : Item(call, shape, static_cast<int>(shape.by_heads.quotient(rest)), rest, unit) {}
-  __device__ __forceinline__ Item(const Call<float>& call, const Shape& shape, int unit)
-      : Item(call, shape, static_cast<int>(shape.by_tiles.quotient(unit)), unit) {}
+  __device__ DenseItem(const Call<float>& call, const Shape& shape, unsigned number) : unit(number) {
+    const int column_tiles = shape.column_tiles;
+    tile = static_cast<int>(number % column_tiles);
+    number /= column_tiles;
+    head = static_cast<int>(number % call.heads);
+    number /= call.heads;
+    sequence = static_cast<int>(number % call.sequences);
+    segment = static_cast<int>(number / call.sequences);
+    chunks = call.chunks_per_row;
+    low = min(segment * call.chunks_per_segment, chunks);
+    high = min(low + call.chunks_per_segment, chunks);
+  }
+  __device__ bool has_work() const { return low < high; }
+  // As Segment has them.
+  __device__ int map_token(const Call<float>& /*call*/) const { return 0; }
+  __device__ int map_batch(const Call<float>& /*call*/) const { return sequence; }
+  __device__ std::int64_t tokens(const Call<float>& call) const { return call.tokens; }
+};
+
+// The same of packed sequences, blocks of 64 tokens being chunks. rest: a unit without its tile.
+struct PackedItem : Segment {
+  int tile, head;
+  unsigned unit;
+
+  __device__ __forceinline__ PackedItem(const Call<float>& call, const PackedShape& shape, int segment, int rest,
+                                        int number)
+      : Segment(call, segment, block_tokens),
+        tile(number - rest * shape.column_tiles),
+        head(rest - segment * call.heads),
+        unit(static_cast<unsigned>(number)) {}
+  __device__ __forceinline__ PackedItem(const Call<float>& call, const PackedShape& shape, int rest, int number)
+      : PackedItem(call, shape, static_cast<int>(shape.by_heads.quotient(rest)), rest, number) {}
+  __device__ __forceinline__ PackedItem(const Call<float>& call, const PackedShape& shape, unsigned number)
+      : PackedItem(call, shape, static_cast<int>(shape.by_tiles.quotient(number)), static_cast<int>(number)) {}
 };
 
 // What every thread of a block knows.
-template <int M, int N, bool Normalized, bool Keep>
+template <int M, int N, bool Normalized, bool Keep, bool Packed>
 struct Block {
+  using Item = std::conditional_t<Packed, PackedItem, DenseItem>;
+  using Maps = std::conditional_t<Packed, PackedMaps, forward::Maps>;
+  using Shape = std::conditional_t<Packed, PackedShape, forward::Shape>;
   using Space = forward::Space<M, N>;
-  static constexpr auto terms = Keep ? Terms::two_in_turn : Terms::one;
-  using Tile = std::conditional_t<Space::wide, StateTile<M / 2, N, terms, 1, 3>, StateTile<M, N, terms>>;
+  // Wide states that are kept have room for both terms of keys in two sets of registers.
+  static constexpr auto terms = !Keep ? Terms::one : Space::wide ? Terms::two : Terms::two_in_turn;
+  using Tile = std::conditional_t<Space::wide, StateTile<M / 2, N, terms, 1, Keep ? 2 : 3>, StateTile<M, N, terms>>;
   static constexpr auto depth = arch::Major::depth, across = arch::Major::across;
   using Slots = Ring<Space::slots>;  // of Q and of V, which go round together
   using KeySlots = Ring<Space::k_slots>;
-  static_assert(!(Space::wide && Keep), "a wide state is not kept");
 
   const Call<float>& call;
   const Maps& maps;
@@ -101,10 +150,16 @@ struct Block {
   __device__ unsigned at(int offset, int slot = 0, int step = 8) const { return space + offset + slot * step; }
   template <class Work>
   __device__ void each_item(const Work& work) const {
-    each_unit<Space::wide>(call, false, shape.units, [&](int unit) {
+    const auto take = [&](int unit) {
       const Item it(call, shape, unit);
       if (it.has_work()) work(it);
-    });
+    };
+    if constexpr (Packed) {
+      each_unit(call, false, shape.units, take);
+    } else {
+#pragma unroll 1
+      for (int unit = blockIdx.x; unit < shape.items; unit += shape.blocks) take(unit);
+    }
   }
 
   // The blocks of one warpgroup of outputs: all, or every other one, counted over all items.
@@ -112,10 +167,11 @@ struct Block {
   __device__ void each_block(int warpgroup, const Work& work) const {
     int turn = 0;
     each_item([&](const Item& it) {
-      int block = it.low + (Space::outputs == 2 ? (warpgroup ^ turn) & 1 : 0);
-      turn ^= it.high - it.low;
 #pragma unroll 1
-      for (; block < it.high; block += Space::outputs) work(it, block);
+      for (int block = it.low + (Space::outputs == 2 ? (warpgroup ^ turn) & 1 : 0); block < it.high;
+           block += Space::outputs)
+        work(it, block);
+      turn += it.high - it.low;
     });
   }
 
@@ -125,10 +181,11 @@ struct Block {
 
   __device__ __forceinline__ bool is_kept(int block) const { return (block & ((1 << shape.kept_shift) - 1)) == 0; }
   __device__ __forceinline__ int kept_unit(const Item& it, int block) const {
-    const int first = call.chunks_per_row > 0  // as first_chunk, with kept chunks
-                          ? it.sequence * shape.kept_chunks
-                          : (it.start >> shape.kept_shift) / block_tokens + it.sequence;
-    return (first + (block >> shape.kept_shift)) * call.heads + it.head;
+    if constexpr (Packed) {  // as first_chunk, with kept chunks
+      const int first = (it.start >> shape.kept_shift) / block_tokens + it.sequence;
+      return (first + (block >> shape.kept_shift)) * call.heads + it.head;
+    }
+    return (it.sequence * shape.kept_chunks + (block >> shape.kept_shift)) * call.heads + it.head;
   }
 };
 

@@ -5,6 +5,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/arch/barrier.cuh"
 #include "cuda/sm90/chunks.cuh"
@@ -19,10 +20,15 @@ inline constexpr int consumer_warps = 8;
 inline constexpr int producer_registers = 24, consumer_registers = 240;
 
 struct Maps {
-  CUtensorMap q, k, v, dh, dk, dv, nothing;  // boxes of 128 tokens
-  CUtensorMap dq;                            // of 64
-  CUtensorMap C, dC;                         // of all rows of a state
+  CUtensorMap q, k, v, dh, dk, dv;  // boxes of 128 tokens
+  CUtensorMap dq;                   // of 64
+  CUtensorMap C, dC;                // of all rows of a state
 };
+struct PackedMaps : Maps {
+  CUtensorMap nothing;
+};
+template <bool Packed>
+using MapsOf = std::conditional_t<Packed, PackedMaps, Maps>;
 
 // The rest of the call.
 struct Work {
@@ -30,8 +36,8 @@ struct Work {
   float* row_sums;
   float* column_sums;
   float* outflow;
-  int dhv;
   Wholes tiles;
+  int dhv;
 };
 
 // Panels of 64 columns that dqk and dhv take.

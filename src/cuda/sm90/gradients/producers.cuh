@@ -11,16 +11,17 @@
 
 namespace tfla::cuda::sm90::gradients {
 
-// Heads of dhv up to 64 have two panels all the same.
-template <class Size, class Packed>
-__device__ __forceinline__ const CUtensorMap* panel_map(const Maps& maps, const CUtensorMap& map, const Work& work,
-                                                        int t) {
-  return !Packed::value || Size::dhv > 2 || t * panel < work.dhv ? &map : &maps.nothing;
+// See nothing_map: heads of dhv up to 64 have two panels all the same.
+template <class Size, bool Packed>
+__device__ __forceinline__ const CUtensorMap* panel_map(const MapsOf<Packed>& maps, const CUtensorMap& map,
+                                                        const Work& work, int t) {
+  if constexpr (Packed && Size::dhv == 2) return t * panel < work.dhv ? &map : &maps.nothing;
+  return &map;
 }
 
 // One thread: the ring.
-template <class Size, class Packed>
-__device__ __forceinline__ void load_ring(Packed packed, const Maps& maps, const Work& work, unsigned memory) {
+template <class Size, bool Packed>
+__device__ __forceinline__ void load_ring(const MapsOf<Packed>& maps, const Work& work, unsigned memory) {
   using P = Plan<Size>;
   constexpr unsigned state_bytes = Size::dqk * half_bytes;
   const Barriers<Size> barriers{memory + P::barriers};
@@ -39,9 +40,9 @@ __device__ __forceinline__ void load_ring(Packed packed, const Maps& maps, const
     arch::load_box(memory + P::ring + ring.slot * slot_bytes, &map, full, t * panel, 0, state);
     ring.advance();
   };
-  for (unsigned index = first_tile(packed, work.chunks, work.tiles); index < work.tiles.tiles;
-       index = tile_after(packed, work.chunks, work.tiles, index)) {
-    const Tile tile(packed, work.chunks, index);
+  for (unsigned index = first_tile<Packed>(work.chunks, work.tiles); index < work.tiles.tiles;
+       index = tile_after<Packed>(work.chunks, work.tiles, index)) {
+    const Tile<Packed> tile(work.chunks, index);
 #pragma unroll 1
     for (int t = 0; t < Size::dhv; ++t) {
       load_state(maps.dC, tile.state, t);
@@ -62,14 +63,14 @@ __device__ __forceinline__ void load_ring(Packed packed, const Maps& maps, const
 }
 
 // One thread: what stays for a tile. Q and K are needed first; the slots through which dK leaves come last.
-template <class Size, class Packed>
-__device__ __forceinline__ void load_resident(Packed packed, const Maps& maps, const Work& work, unsigned memory) {
+template <class Size, bool Packed>
+__device__ __forceinline__ void load_resident(const MapsOf<Packed>& maps, const Work& work, unsigned memory) {
   using P = Plan<Size>;
   const Barriers<Size> barriers{memory + P::barriers};
   unsigned parity = 1;
-  for (unsigned index = first_tile(packed, work.chunks, work.tiles); index < work.tiles.tiles;
-       index = tile_after(packed, work.chunks, work.tiles, index), parity ^= 1) {
-    const Tile tile(packed, work.chunks, index);
+  for (unsigned index = first_tile<Packed>(work.chunks, work.tiles); index < work.tiles.tiles;
+       index = tile_after<Packed>(work.chunks, work.tiles, index), parity ^= 1) {
+    const Tile<Packed> tile(work.chunks, index);
     const auto load = [&](const CUtensorMap* map, unsigned to, unsigned full, int first, int panels) {
       arch::arrive_expecting(full, panels * slot_bytes);
 #pragma unroll 1
@@ -92,8 +93,8 @@ __device__ __forceinline__ void load_resident(Packed packed, const Maps& maps, c
 }
 
 // One thread: sends what the consumers staged, and empties the slots.
-template <class Size, class Packed>
-__device__ __forceinline__ void store_results(Packed packed, const Maps& maps, const Work& work, unsigned memory) {
+template <class Size, bool Packed>
+__device__ __forceinline__ void store_results(const MapsOf<Packed>& maps, const Work& work, unsigned memory) {
   using P = Plan<Size>;
   using B = Barriers<Size>;
   const B barriers{memory + P::barriers};
@@ -104,15 +105,14 @@ __device__ __forceinline__ void store_results(Packed packed, const Maps& maps, c
     arch::wait_stores_read<0>();
   };
   unsigned parity = 0;
-  for (unsigned index = first_tile(packed, work.chunks, work.tiles); index < work.tiles.tiles;
-       index = tile_after(packed, work.chunks, work.tiles, index), parity ^= 1) {
-    const Tile tile(packed, work.chunks, index);
+  for (unsigned index = first_tile<Packed>(work.chunks, work.tiles); index < work.tiles.tiles;
+       index = tile_after<Packed>(work.chunks, work.tiles, index), parity ^= 1) {
+    const Tile<Packed> tile(work.chunks, index);
 #pragma unroll 1
     for (int t = 0; t < Size::dhv; ++t) {
       ring.advance();  // dC_t
       arch::wait(barriers.staged(t), parity);
-      if (!Packed::value || Size::dhv > 2 || t * panel < work.dhv)
-        arch::store_box(slot(), &maps.dv, t * panel, tile.token, tile.head, tile.batch);
+      arch::store_box(slot(), &maps.dv, t * panel, tile.token, tile.head, tile.batch);
       read();
       arch::arrive(barriers.ring_empty(ring.slot));
       ring.advance();
@@ -130,7 +130,7 @@ __device__ __forceinline__ void store_results(Packed packed, const Maps& maps, c
 #pragma unroll 1
     for (int w = 0; w < 2; ++w) {
 #pragma unroll 1
-      for (int p = 0; p < Size::dqk && (!Packed::value || tile.token + w * half < work.chunks.tokens); ++p)
+      for (int p = 0; p < Size::dqk; ++p)
         arch::store_box(slot() + p * half_bytes, &maps.dq, p * panel, tile.token + w * half, tile.head, tile.batch);
       read();
       arch::arrive(barriers.ring_empty(ring.slot));

@@ -3,6 +3,8 @@
 
 #include <cuda.h>
 
+#include <type_traits>
+
 #include "cuda/arch/barrier.cuh"
 #include "cuda/sm90/chunks.cuh"
 
@@ -18,10 +20,15 @@ inline constexpr int columns = 128;  // of dqk in a tile
 inline constexpr int column_panels = columns / panel;
 
 struct Maps {
-  CUtensorMap q, k, v, dh, nothing;  // boxes of 128 tokens
-  CUtensorMap dq, dk;                // of 64
-  CUtensorMap C, dC;                 // of 128 rows of a state
+  CUtensorMap q, k, v, dh;  // boxes of 128 tokens
+  CUtensorMap dq, dk;       // of 64
+  CUtensorMap C, dC;        // of 128 rows of a state
 };
+struct PackedMaps : Maps {
+  CUtensorMap nothing;
+};
+template <bool Packed>
+using MapsOf = std::conditional_t<Packed, PackedMaps, Maps>;
 
 // The rest of the call.
 struct Work {
@@ -29,18 +36,19 @@ struct Work {
   float* row_sums;  // by parts, like the other two
   float* column_sums;
   float* outflow;
-  int dqk;
   int dhv_panels;  // of 64 columns
   Parts parts;
+  int dqk;
+  int vectors;  // numbers in a vector of all tokens and heads: row sums come in parts of so many
 };
 
 // 128 columns of dqk of a chunk and head. All parts of it read V and dH.
-struct Part : Tile {
+template <bool Packed>
+struct Part : Tile<Packed> {
   int column;  // first one
 
-  template <class Packed>
-  __device__ __forceinline__ Part(Packed packed, const Work& work, unsigned tile)
-      : Tile(packed, work.chunks, work.parts.chunk_of(tile)),
+  __device__ __forceinline__ Part(const Work& work, unsigned tile)
+      : Tile<Packed>(work.chunks, work.parts.chunk_of(tile)),
         column(static_cast<int>(work.parts.part_of(tile)) * columns) {}
 };
 

@@ -8,13 +8,13 @@
 namespace tfla::cuda::sm90::keys {
 
 // One thread: panels of V, dH, dC and C.
-template <class Packed>
-__device__ __forceinline__ void load_panels(Packed packed, const Maps& maps, const Work& work, unsigned memory) {
+template <bool Packed>
+__device__ __forceinline__ void load_panels(const MapsOf<Packed>& maps, const Work& work, unsigned memory) {
   const Barriers barriers{memory + Plan::barriers};
   Ring<Plan::stages> ring;
-  for (unsigned index = first_tile(packed, work.chunks, work.parts); index < work.parts.tiles;
-       index = tile_after(packed, work.chunks, work.parts, index)) {
-    const Part tile(packed, work, index);
+  for (unsigned index = first_tile<Packed>(work.chunks, work.parts); index < work.parts.tiles;
+       index = tile_after<Packed>(work.chunks, work.parts, index)) {
+    const Part<Packed> tile(work, index);
 #pragma unroll 1
     for (int t = 0; t < work.dhv_panels; ++t, ring.advance()) {
       const int first = ring.slot * panel_slots;
@@ -42,20 +42,24 @@ __device__ __forceinline__ void load_panels(Packed packed, const Maps& maps, con
 }
 
 // One thread: Q and K. They are needed after the panels.
-template <class Packed>
-__device__ __forceinline__ void load_resident(Packed packed, const Maps& maps, const Work& work, unsigned memory) {
+template <bool Packed>
+__device__ __forceinline__ void load_resident(const MapsOf<Packed>& maps, const Work& work, unsigned memory) {
   const Barriers barriers{memory + Plan::barriers};
   unsigned parity = 1;
-  for (unsigned index = first_tile(packed, work.chunks, work.parts); index < work.parts.tiles;
-       index = tile_after(packed, work.chunks, work.parts, index), parity ^= 1) {
-    const Part tile(packed, work, index);
+  for (unsigned index = first_tile<Packed>(work.chunks, work.parts); index < work.parts.tiles;
+       index = tile_after<Packed>(work.chunks, work.parts, index), parity ^= 1) {
+    const Part<Packed> tile(work, index);
+    const auto map_for = [&](const CUtensorMap& map, int column) {  // see nothing_map
+      if constexpr (Packed) return column < work.dqk ? &map : &maps.nothing;
+      return &map;
+    };
     const auto load = [&](const CUtensorMap& map, unsigned to, unsigned full, unsigned empty) {
       arch::wait(empty, parity);
       arch::arrive_expecting(full, column_panels * slot_bytes);
 #pragma unroll 1
       for (int p = 0; p < column_panels; ++p)
-        arch::load_box(to + p * slot_bytes, !Packed::value || tile.column + p * panel < work.dqk ? &map : &maps.nothing,
-                       full, tile.column + p * panel, tile.token, tile.head, tile.batch);
+        arch::load_box(to + p * slot_bytes, map_for(map, tile.column + p * panel), full, tile.column + p * panel,
+                       tile.token, tile.head, tile.batch);
     };
     load(maps.k, memory + Plan::k, barriers.k_full(), barriers.k_empty());
     load(maps.q, memory + Plan::q, barriers.q_full(), barriers.q_empty());
@@ -64,19 +68,17 @@ __device__ __forceinline__ void load_resident(Packed packed, const Maps& maps, c
 
 // One thread: sends what the consumers staged. dK of consumer 0 lies in the first half of Q, that of consumer 1 in the
 // second half of K.
-template <class Packed>
-__device__ __forceinline__ void store_results(Packed packed, const Maps& maps, const Work& work, unsigned memory) {
+template <bool Packed>
+__device__ __forceinline__ void store_results(const MapsOf<Packed>& maps, const Work& work, unsigned memory) {
   const Barriers barriers{memory + Plan::barriers};
   unsigned parity = 0;
-  for (unsigned index = first_tile(packed, work.chunks, work.parts); index < work.parts.tiles;
-       index = tile_after(packed, work.chunks, work.parts, index), parity ^= 1) {
-    const Part tile(packed, work, index);
+  for (unsigned index = first_tile<Packed>(work.chunks, work.parts); index < work.parts.tiles;
+       index = tile_after<Packed>(work.chunks, work.parts, index), parity ^= 1) {
+    const Part<Packed> tile(work, index);
     const auto store = [&](const CUtensorMap& map, unsigned from, unsigned panel_bytes, int token) {
 #pragma unroll 1
-      for (int p = 0; p < column_panels; ++p) {
-        if (Packed::value && (tile.column + p * panel >= work.dqk || token >= work.chunks.tokens)) break;
+      for (int p = 0; p < column_panels; ++p)
         arch::store_box(from + p * panel_bytes, &map, tile.column + p * panel, token, tile.head, tile.batch);
-      }
     };
     arch::wait(barriers.dk_staged(), parity);
     store(maps.dk, memory + Plan::q, slot_bytes, tile.token);

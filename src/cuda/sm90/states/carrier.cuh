@@ -5,9 +5,9 @@
 
 namespace tfla::cuda::sm90::states {
 
-template <Time Direction, Pass Which, int M, int N>
-struct Carrier : Block<Direction, Which, M, N> {
-  using Base = Block<Direction, Which, M, N>;
+template <Time Direction, Pass Which, int M, int N, bool Packed>
+struct Carrier : Block<Direction, Which, M, N, Packed> {
+  using Base = Block<Direction, Which, M, N, Packed>;
   using Base::blocks_per_chunk;
   using Base::call;
   using Base::column_step;
@@ -21,6 +21,7 @@ struct Carrier : Block<Direction, Which, M, N> {
   using Base::row_step;
   using Base::shape;
   using Base::space;
+  using typename Base::Item;
   using typename Base::Space;
   using typename Base::Tile;
 
@@ -35,9 +36,9 @@ struct Carrier : Block<Direction, Which, M, N> {
       float n[M][2];
       start(it, column, at, tile, n);
       int k = 0;
-      for (BlockWalk<Direction> walk(it, blocks_per_chunk()); walk.more(); walk.next(), ring.advance()) {
+      for (BlockWalk<Direction, Item> walk(it, blocks_per_chunk()); walk.more(); walk.next(), ring.advance()) {
         const bool enters = walk.enters_chunk();
-        const std::int64_t unit = (it.number + walk.chunk) * call.heads + it.head;
+        const std::int64_t unit = (it.first_number + walk.chunk) * call.heads + it.head;
         if (proper && enters) {
           if (reverse) {
             const bool has_next = walk.chunk + 1 < it.chunks;
@@ -95,15 +96,17 @@ struct Carrier : Block<Direction, Which, M, N> {
 
   __device__ const StateRows& to_C() const { return reverse ? call.dC0 : call.C_last; }
 
-  // Where a segment's state begins, and where its total goes.
-  __device__ std::int64_t boundary(const Item& it) const {
-    return call.boundary(it.sequence, it.start, proper == reverse ? it.index : it.index - 1, it.head);
+  // Where a segment's state begins, and where the total of a piece goes.
+  __device__ std::int64_t piece(const Item& it) const {
+    if constexpr (Packed) return call.boundary(it.start, proper == reverse ? it.segment : it.segment - 1, it.head);
+    const int index = !proper ? it.segment : reverse ? (it.high - 1) / call.chunks_per_piece : it.segment * call.pieces;
+    return (it.sequence * call.heads + it.head) * call.segments * call.pieces + index;
   }
   __device__ float* segment_state(const Item& it) const {
-    return call.segment_states + boundary(it) * call.dqk * call.padded_dhv();
+    return call.segment_states + piece(it) * call.dqk * call.padded_dhv();
   }
   __device__ float* segment_norm(const Item& it) const {
-    return static_cast<float*>(call.segment_norms) + boundary(it) * call.dqk;
+    return static_cast<float*>(call.segment_norms) + piece(it) * call.dqk;
   }
 
   // Element-wise between the tile and float32 in global memory.
@@ -113,6 +116,15 @@ struct Carrier : Block<Direction, Which, M, N> {
       if (it.row + r >= call.dqk) return;
       if (column + c < call.dhv) move(it.row + r, column + c, value);
       if (column + c + 1 < call.dhv) move(it.row + r, column + c + 1, next);
+    });
+  }
+
+  // Pairs of the tile and their place in a state of our own, whose rows are padded: dhv is a multiple of eight.
+  template <class Move>
+  __device__ void each_pair(const Item& it, int column, const Lane& at, Tile& tile, const Move& move) const {
+    tile.each(at, [&](int r, int c, float& value, float& next) {
+      if (it.row + r < call.dqk && column + c < call.dhv)
+        move(static_cast<std::int64_t>(it.row + r) * call.padded_dhv() + column + c, value, next);
     });
   }
 
@@ -149,10 +161,12 @@ struct Carrier : Block<Direction, Which, M, N> {
       for (float& x : tile.c[m]) x = 0;
     }
     if (!proper) return;
-    if (reverse ? it.high < it.chunks : it.index > 0) {
+    if (Packed ? (reverse ? it.high < it.chunks : it.segment > 0) : call.segments > 1) {
       const float* from = segment_state(it);
-      each_inside(it, column, at, tile, [&](int r, int c, float& value) {
-        value = from[static_cast<std::int64_t>(r) * call.padded_dhv() + c];
+      each_pair(it, column, at, tile, [&](std::int64_t place, float& value, float& next) {
+        const float2 pair = *reinterpret_cast<const float2*>(from + place);
+        value = pair.x;
+        next = pair.y;
       });
       const float* from_n = segment_norm(it);
       read_n(it, at, n, [&](int r) { return from_n[r]; });
@@ -186,15 +200,15 @@ struct Carrier : Block<Direction, Which, M, N> {
   __device__ void finish(const Item& it, int column, const Lane& at, Tile& tile, float (&n)[M][2]) const {
     if (!proper) {
       float* to = segment_state(it);
-      each_inside(it, column, at, tile, [&](int r, int c, float& value) {
-        to[static_cast<std::int64_t>(r) * call.padded_dhv() + c] = value;
+      each_pair(it, column, at, tile, [&](std::int64_t place, float value, float next) {
+        *reinterpret_cast<float2*>(to + place) = {value, next};
       });
       if (column != 0) return;
       float* to_n = segment_norm(it);
       write_n(it, at, n, [&](int r, float value) { to_n[r] = value; });
       return;
     }
-    if (reverse ? it.index != 0 : it.high != it.chunks) return;
+    if (reverse ? it.segment != 0 : it.high != it.chunks) return;
     const auto write = [&](const StateRows& rows, int r, int c, float value) {
       static_cast<float*>(rows.data)[it.sequence * rows.sequence + it.head * rows.head + r * rows.row + c] = value;
     };

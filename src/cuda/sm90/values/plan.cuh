@@ -3,6 +3,8 @@
 
 #include <cuda.h>
 
+#include <type_traits>
+
 #include "cuda/arch/barrier.cuh"
 #include "cuda/sm90/chunks.cuh"
 
@@ -16,27 +18,31 @@ inline constexpr int consumer_warps = 8;
 inline constexpr int producer_registers = 24, consumer_registers = 240;
 
 struct Maps {
-  CUtensorMap q, k;             // boxes of 128 tokens
-  CUtensorMap dh, dv, nothing;  // of 64
-  CUtensorMap dC;               // of 64 rows
+  CUtensorMap q, k;    // boxes of 128 tokens
+  CUtensorMap dh, dv;  // of 64
+  CUtensorMap dC;      // of 64 rows
 };
+struct PackedMaps : Maps {
+  CUtensorMap nothing;
+};
+template <bool Packed>
+using MapsOf = std::conditional_t<Packed, PackedMaps, Maps>;
 
 // The rest of the call.
 struct Work {
   Chunks chunks;
   int depth;  // panels of 64 that dqk takes
-  int dhv;
   Parts parts;
+  int dhv;
 };
 
 // A part of `Panels` x 64 columns of dhv of a chunk and head. All parts of it read Q and K.
-template <int Panels>
-struct Part : Tile {
+template <int Panels, bool Packed>
+struct Part : Tile<Packed> {
   int column;  // first one
 
-  template <class Packed>
-  __device__ __forceinline__ Part(Packed packed, const Work& work, unsigned tile)
-      : Tile(packed, work.chunks, work.parts.chunk_of(tile)),
+  __device__ __forceinline__ Part(const Work& work, unsigned tile)
+      : Tile<Packed>(work.chunks, work.parts.chunk_of(tile)),
         column(static_cast<int>(work.parts.part_of(tile)) * Panels * panel) {}
 };
 
