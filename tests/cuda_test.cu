@@ -136,6 +136,9 @@ constexpr HopperShape hopper_shapes[] = {
     {2, 1000, 3, 128, 192, Layout::bthd, InputGate::exponential, true},
     {1, 1024, 2, 8, 8, Layout::bthd, InputGate::sigmoid, true},
     {2, 1000, 9, 128, 256},  // 144 tiles: more than multiprocessors
+    // Segments that are summed up in pieces.
+    {1, 16384, 40, 8, 8, Layout::bthd, InputGate::exponential, true},
+    {1, 16000, 20, 8, 136, Layout::bhtd, InputGate::sigmoid, true},
     // Wide heads: keys by 128 columns of dqk, values by 256 of dhv.
     {2, 1000, 2, 256, 512, Layout::bthd, InputGate::exponential, true},
     {1, 1000, 3, 256, 512, Layout::fused, InputGate::sigmoid},
@@ -154,8 +157,9 @@ constexpr HopperShape hopper_shapes[] = {
     {3, 500, 6, 128, 64, Layout::bthd, InputGate::sigmoid, true, 4096},
 };
 
-// Runs a case against the reference, on the kernels of Hopper. A gradient of n is left to the portable ones.
-void check_on_hopper(const Case& c, bool gradients) {
+// Runs a case against the reference, on the kernels of Hopper. A gradient of n is left to the portable ones. Returns
+// the plan of forward.
+Plan check_on_hopper(const Case& c, bool gradients) {
   Problem problem(c);
   if (c.last_state_grad) {
     MlstmBackward& args = problem.backward();
@@ -171,11 +175,13 @@ void check_on_hopper(const Case& c, bool gradients) {
   backward(problem.backward(), on_gpu);
   EXPECT_TRUE(within_bounds(judge.forward_errors(), c)) << label(c);
   EXPECT_TRUE(within_bounds(judge.backward_errors(), c)) << label(c);
+  return plan(problem.forward(), on_gpu);
 }
 
 TEST_F(Cuda, GradientsOnHopper) {
   if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
   bool keep = false;
+  std::int64_t pieces = 1;
   for (const HopperShape& shape : hopper_shapes) {
     keep = !keep;
     Case c = gpu_case({.batch = shape.batch,
@@ -188,8 +194,9 @@ TEST_F(Cuda, GradientsOnHopper) {
     c.layout = shape.layout;
     c.options = {.gate = shape.gate, .chunk_size = shape.chunk, .keep_states = keep};
     c.initial_state = c.last_state_grad = shape.states;
-    check_on_hopper(c, true);
+    pieces = std::max(pieces, check_on_hopper(c, true).pieces);
   }
+  EXPECT_GT(pieces, 1);
 }
 
 using Lengths = std::vector<std::int64_t>;

@@ -178,7 +178,10 @@ def median_seconds(call: Callable[[], object], repetitions: int, device: str, wa
 
 
 def kernel_seconds(call: Callable[[], object], pattern: str, device: str) -> tuple[float, list[tuple[str, float]]]:
-    """Device time of kernels that match the pattern in one call, and the ten longest kernels, by torch's profiler."""
+    """Device time of kernels that match the pattern in one call, and the ten longest kernels, by torch's profiler.
+
+    A kernel that is launched before the one before it is done, as tfla's are, counts from then on: an upper bound.
+    """
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 

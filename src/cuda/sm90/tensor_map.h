@@ -26,8 +26,8 @@ inline constexpr int panel = 64;
 [[nodiscard]] CUtensorMap token_map(const Call<float>& call, const Rows& rows, std::int64_t heads, std::int64_t columns,
                                     int box_tokens);
 
-// Boxes without anything of a tensor in them are loaded from here instead: zeros wherever they are. Through the map of
-// packed sequences such a box is an access to where that map begins, which may be nobody's memory.
+// Boxes without anything of a tensor in them are loaded from here instead: zeros wherever they are. Loaded through the
+// map of packed sequences they fault where the memory before the tensor is not mapped (docs/hopper.md).
 [[nodiscard]] CUtensorMap nothing_map(const Call<float>& call, int box_tokens);
 
 // [matrices, rows, columns] of 16-bit numbers as (column, row, matrix) in boxes of 64 columns by box_rows; rows beyond
