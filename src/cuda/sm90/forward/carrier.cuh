@@ -67,7 +67,7 @@ struct Carrier : Block<M, N, Normalized, Keep, Packed> {
         tile.hold();
         if (lane.lane == 0) arch::arrive(at(Space::v_empty, ring.slot));
       }
-      finish<Which>(again(it), lane, tile, n);
+      finish<Which>(Base::lean ? again(it) : it, lane, tile, n);
     });
     if (Space::wide && Keep && lane.lane == 0) arch::wait_stores<0>();
   }
@@ -83,13 +83,27 @@ struct Carrier : Block<M, N, Normalized, Keep, Packed> {
   // One of three bfloat16 that add up to it per lane. In the order in which the lanes of a product read it: rows 2 i,
   // 2 i + 1, 2 i + 8, 2 i + 9 of every 16; where the state is wide, along rows of 64, swizzled.
   __device__ __forceinline__ void publish_n(int reader, int which, const Lane& lane, const float (&n)[own][2]) const {
-    constexpr bool anew = M > 2 || Packed;  // no register is left for the address
-    const Lane now = anew ? Lane::again() : lane;
-    const int part = now.pair / 2, k = now.lane / 4, warp = now.warp;
-    int from = static_cast<int>(at(Space::n, reader, Space::n_bytes));
-    if (anew) arch::forget(from);
-    const unsigned to = from + part * Space::n_part + which * own * Space::n_panel +
-                        (Space::n_rows ? (2 * warp ^ part) * 16 + k * 2 : warp * 32 + k / 2 * 8 + k % 2 * 2);
+    if constexpr (Base::lean) {
+      const Lane now = Lane::again();  // no register is left for the address
+      const int part = now.pair / 2, k = now.lane / 4, warp = now.warp;
+      int from = static_cast<int>(at(Space::n, reader, Space::n_bytes));
+      arch::forget(from);
+      write_terms(n, part,
+                  from + part * Space::n_part + which * own * Space::n_panel +
+                      (Space::n_rows ? (2 * warp ^ part) * 16 + k * 2 : warp * 32 + k / 2 * 8 + k % 2 * 2),
+                  [](unsigned to, int m, int h) { return (to ^ h * (Space::n_rows ? 16 : 4)) + m * Space::n_panel; });
+    } else {
+      const int part = lane.pair / 2, k = lane.lane / 4;
+      write_terms(n, part,
+                  at(Space::n, reader, Space::n_bytes) + part * Space::n_part + which * (Space::n_panel * own) +
+                      lane.warp * 32 + k / 2 * 8 + k % 2 * 2,
+                  [](unsigned to, int m, int h) { return to + m * Space::n_panel + h * 4; });
+    }
+  }
+
+  template <class Place>
+  __device__ __forceinline__ void write_terms(const float (&n)[own][2], int part, unsigned to,
+                                              const Place& place) const {
 #pragma unroll
     for (int m = 0; m < own; ++m)
 #pragma unroll
@@ -97,9 +111,7 @@ struct Carrier : Block<M, N, Normalized, Keep, Packed> {
         float rest = over_row(n[m][h]);
         if (part > 0) rest -= __bfloat162float(__float2bfloat16_rn(rest));
         if (part > 1) rest -= __bfloat162float(__float2bfloat16_rn(rest));
-        if (part < 3)
-          arch::write_half_word((to ^ h * (Space::n_rows ? 16 : 4)) + m * Space::n_panel,
-                                __bfloat16_as_ushort(__float2bfloat16_rn(rest)));
+        if (part < 3) arch::write_half_word(place(to, m, h), __bfloat16_as_ushort(__float2bfloat16_rn(rest)));
       }
   }
 

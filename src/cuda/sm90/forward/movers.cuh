@@ -25,6 +25,7 @@ struct Movers : Block<M, N, Normalized, Keep, Packed> {
   // Of a number per token and head. The plan sees to it that columns of blocks of 64 tokens can be counted in 32 bits,
   // and a wide state has more than 64 columns.
   using Index = std::conditional_t<Space::wide, int, std::int64_t>;
+  using Token = std::conditional_t<Base::lean, int, std::int64_t>;
 
   __device__ __forceinline__ Index first_of(const Item& it) const {
     const Index head = static_cast<Index>(it.head) * static_cast<Index>(call.all_tokens());
@@ -81,9 +82,9 @@ struct Movers : Block<M, N, Normalized, Keep, Packed> {
     });
   }
 
-  __device__ __forceinline__ int first_chunk(const Item& it) const {
+  __device__ __forceinline__ Token first_chunk(const Item& it) const {
     if constexpr (Packed) return it.first_chunk_number(block_tokens);
-    return it.sequence * it.chunks;
+    return static_cast<Token>(it.sequence) * it.chunks;
   }
 
   __device__ void load_gates() const {
@@ -97,7 +98,7 @@ struct Movers : Block<M, N, Normalized, Keep, Packed> {
         const unsigned to = at(Space::gates, ring.slot, Space::gate_bytes);
 #pragma unroll 1
         for (int t = lane; t < block_tokens; t += 32) {
-          const int token = block * block_tokens + t;
+          const Token token = static_cast<Token>(block) * block_tokens + t;
           const bool valid = token < it.tokens(call);
           Index from = valid ? row + token : row;
           arch::forget(from);  // five pointers kept over the loop would not fit into the registers
@@ -108,7 +109,7 @@ struct Movers : Block<M, N, Normalized, Keep, Packed> {
           if (Normalized) arch::copy_small<4>(to + Space::floor + 4 * t, call.floor + from, valid);
         }
         if (lane == 0) {
-          int unit = (first_chunk(it) + block) * call.heads + it.head;
+          Token unit = (first_chunk(it) + block) * call.heads + it.head;
           arch::forget(unit);
           arch::copy_small<4>(to + Space::decay, call.gbar + unit, true);
         }
@@ -131,6 +132,8 @@ struct Movers : Block<M, N, Normalized, Keep, Packed> {
         if (lane == 0) keep_state(it, block);
       }
       arch::named_wait(staged_barrier(warpgroup), warpgroup_threads + 32);
+      if (!Base::lean && Normalized && it.tile == 0)
+        store_rows(it, block, at(Space::rows, ring.slot, Space::row_bytes));
       if (lane == 0) {
 #pragma unroll 1
         for (int p = 0; p < N / 64; ++p)
@@ -138,7 +141,7 @@ struct Movers : Block<M, N, Normalized, Keep, Packed> {
                           it.map_token(call) + block * block_tokens, it.head, it.map_batch(call));
         arch::commit_stores();
       }
-      if (Normalized && it.tile == 0) store_rows(it, block, at(Space::rows, ring.slot, Space::row_bytes));
+      if (Base::lean && Normalized && it.tile == 0) store_rows(it, block, at(Space::rows, ring.slot, Space::row_bytes));
       if (lane == 0) arch::wait_stores_read<0>();
       __syncwarp();
       if (lane == 0) arch::arrive(at(Space::q_empty, ring.slot * Space::parts));
@@ -177,7 +180,7 @@ struct Movers : Block<M, N, Normalized, Keep, Packed> {
   __device__ void store_rows(const Item& it, int block, unsigned rows) const {
 #pragma unroll 1
     for (int t = threadIdx.x % 32; t < block_tokens; t += 32) {
-      const int token = block * block_tokens + t;
+      const Token token = static_cast<Token>(block) * block_tokens + t;
       if (token >= it.tokens(call)) continue;
       Index to = first_of(it) + token;
       arch::forget(to);  // as in load_gates

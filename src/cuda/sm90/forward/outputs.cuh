@@ -11,6 +11,7 @@ struct Outputs : Block<M, N, Normalized, Keep, Packed> {
   using Base = Block<M, N, Normalized, Keep, Packed>;
   using Base::across;
   using Base::at;
+  using Base::call;
   using Base::depth;
   using Base::each_block;
   using Base::shape;
@@ -137,7 +138,8 @@ struct Outputs : Block<M, N, Normalized, Keep, Packed> {
     // What a row is multiplied by: scale / den, in the part of the state times qbar.
     const Lane here = again(lane);
     float factor[2], weight[2];
-    const float scale = shape.scale;
+    const float scale = Base::lean ? shape.scale : static_cast<float>(call.scale);
+    const float eps = Base::lean ? shape.eps : static_cast<float>(call.eps);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       factor[h] = scale;
@@ -145,7 +147,7 @@ struct Outputs : Block<M, N, Normalized, Keep, Packed> {
       if (Normalized) {
         const float least = arch::read_float(gates + Space::floor + 4 * (here.row + 8 * h));
         const float sum = scale * over_row(sums[h] + weight[h] * qn[h]), size = fabsf(sum);
-        const float inverse = __fdividef(1, fmaxf(size, least) + shape.eps);
+        const float inverse = __fdividef(1, fmaxf(size, least) + eps);
         factor[h] *= inverse;
         if (here.pair == 0) {
           const unsigned row = at(Space::rows, ring.slot, Space::row_bytes) + 4 * (here.row + 8 * h);
@@ -155,6 +157,11 @@ struct Outputs : Block<M, N, Normalized, Keep, Packed> {
       }
       weight[h] *= factor[h];
     }
+    const auto weigh = [&] {
+#pragma unroll
+      for (int e = 0; e < N / 2; ++e) o[e] *= weight[e / 2 % 2];
+    };
+    if constexpr (!Base::lean) weigh();
     uint32_t high[4][4], low[4];
 #pragma unroll
     for (int e = 0; e < 32; e += 2) {
@@ -166,8 +173,7 @@ struct Outputs : Block<M, N, Normalized, Keep, Packed> {
         high[e / 8][e / 2 % 4] = arch::pack(value, __nv_bfloat16{});
     }
     if constexpr (Space::wide) state_multiplied();
-#pragma unroll
-    for (int e = 0; e < N / 2; ++e) o[e] *= weight[e / 2 % 2];
+    if constexpr (Base::lean) weigh();
     arch::pin(o);
     const std::uint64_t values = arch::tile_descriptor(at(Space::v, ring.slot, Space::v_bytes), panel_bytes);
     arch::products_begin();

@@ -19,6 +19,7 @@ template <int M, int N>
 struct Roles {
   static constexpr bool wide = M * N > 256;
   static constexpr int outputs = wide ? 1 : 2, carriers = wide ? 2 : 1;  // warpgroups
+  static constexpr bool lean = M > 2;     // a thread of the state has 128 numbers of it: registers are short
   static constexpr int parts = carriers;  // Q and K of a block come and go in as many: each carrier has its own of K
 };
 
@@ -78,7 +79,7 @@ struct PackedMaps : Maps {
 
 struct Shape {
   int column_tiles, items, blocks;
-  float scale, eps;             // from here they take no registers
+  float scale, eps;             // as the grid's size, from here they take no registers (Roles::lean)
   int kept_shift, kept_chunks;  // log2 of the blocks between kept states, and how many of these a sequence has
 };
 struct PackedShape : Shape {
@@ -136,6 +137,7 @@ struct Block {
   using Shape = std::conditional_t<Packed, PackedShape, forward::Shape>;
   using Space = forward::Space<M, N>;
   // Wide states that are kept have room for both terms of keys in two sets of registers.
+  static constexpr bool lean = Space::lean || Packed;  // as Roles::lean; packed sequences take registers too
   static constexpr auto terms = !Keep ? Terms::one : Space::wide ? Terms::two : Terms::two_in_turn;
   using Tile = std::conditional_t<Space::wide, StateTile<M / 2, N, terms, 1, Keep ? 2 : 3>, StateTile<M, N, terms>>;
   static constexpr auto depth = arch::Major::depth, across = arch::Major::across;
@@ -158,7 +160,8 @@ struct Block {
       each_unit(call, false, shape.units, take);
     } else {
 #pragma unroll 1
-      for (int unit = blockIdx.x; unit < shape.items; unit += shape.blocks) take(unit);
+      for (int unit = blockIdx.x; unit < shape.items; unit += lean ? shape.blocks : static_cast<int>(gridDim.x))
+        take(unit);
     }
   }
 
