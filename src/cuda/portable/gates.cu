@@ -8,6 +8,44 @@ namespace tfla::cuda {
 
 namespace {
 
+// The segments of one sequence, listed by a warp. Bad boundaries, which the host cannot see, do not lead out of the
+// list.
+template <class Real>
+__device__ void list_parts(const Call<Real>& call, int sequence) {
+  const int lane = static_cast<int>(threadIdx.x) % warp_size;
+  const auto size = static_cast<unsigned>(call.segment_tokens());
+  const auto followed = [&](unsigned length) { return length > 0 ? (length - 1) / size : 0; };
+  const auto length_of = [&](int s) {
+    return static_cast<unsigned>(max(sequence_start(call, s + 1) - sequence_start(call, s), std::int64_t{0}));
+  };
+  const unsigned own = length_of(sequence);
+  const unsigned own_followed = followed(own), own_rest = own - own_followed * size;
+  unsigned before = 0, all = 0, rank = 0;
+  for (int s = lane; s < call.sequences; s += warp_size) {
+    const unsigned length = length_of(s), count = followed(length), rest = length - count * size;
+    all += count;
+    if (s < sequence) before += count;
+    if (rest > own_rest || (rest == own_rest && s < sequence)) ++rank;
+  }
+#pragma unroll
+  for (int offset = warp_size / 2; offset > 0; offset /= 2) {
+    before += __shfl_xor_sync(0xFFFFFFFFU, before, offset);
+    all += __shfl_xor_sync(0xFFFFFFFFU, all, offset);
+    rank += __shfl_xor_sync(0xFFFFFFFFU, rank, offset);
+  }
+  const auto start = static_cast<int>(sequence_start(call, sequence));
+  const auto most = static_cast<unsigned>(call.most_parts());
+  const auto list = [&](unsigned place, unsigned segment) {
+    if (place < most) call.parts[1 + place] = {sequence, static_cast<int>(segment), start, static_cast<int>(own)};
+  };
+  for (unsigned segment = lane; segment < own_followed; segment += warp_size) list(before + segment, segment);
+  if (lane != 0) return;
+  list(all + rank, own_followed);
+  if (sequence != 0) return;
+  const auto parts = static_cast<unsigned>(call.sequences) + all;
+  call.parts[0] = {static_cast<int>(min(parts, most)), static_cast<int>(min(all, most)), 0, 0};
+}
+
 template <class Real>
 __device__ Chunk chunk_at(const Call<Real>& call, std::int64_t number) {
   std::int64_t low = 0, high = call.sequences;  // the owner is in [low, high)
@@ -150,8 +188,8 @@ struct ChunkScan {
   }
 };
 
-// The chunk table, and b and top of every chunk and head.
-template <class Real, class Work, int TokensPerLane>
+// The chunk table, b and top of every chunk and head, and the list of segments of packed sequences.
+template <class Real, class Work, int TokensPerLane, bool Lists>
 __global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, TokensPerLane>)
     chunk_totals_kernel(Call<Real> call) {
   using Scan = ChunkScan<Real, Work, TokensPerLane>;
@@ -162,6 +200,8 @@ __global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, TokensPerLan
   const Chunk chunk = chunk_at(call, scan.number);
   const MaxMap total = scan.template run<false>(chunk, [](int, double, double, double) {});
   if (threadIdx.x == 0 && scan.first_head == 0) call.chunks[scan.number] = chunk;
+  if (Lists && scan.number < call.sequences && scan.first_head == 0 && scan.warp == 0)
+    list_parts(call, static_cast<int>(scan.number));
   if (scan.lane != 0 || scan.head >= call.heads) return;
   call.b_last[scan.unit] = total.b;
   call.m_end[scan.unit] = total.top;  // until sequence_scan puts m there
@@ -260,8 +300,12 @@ __global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, TokensPerLan
 template <class Work, int TokensPerLane, class Real>
 void launch_gates_in(const Call<Real>& call, cudaStream_t stream) {
   const std::int64_t chunks = call.numbers * head_groups(call);
-  launch_chained("chunk_totals", chunk_totals_kernel<Real, Work, TokensPerLane>, chunks, chunk_threads, 0, stream,
-                 call);
+  auto chunk_totals = chunk_totals_kernel<Real, Work, TokensPerLane, false>;
+  if constexpr (std::is_same_v<Work, float>) {  // Hopper's kernels are for 16-bit tensors
+    if (call.parts != nullptr && call.cu_seqlens != nullptr)
+      chunk_totals = chunk_totals_kernel<Real, Work, TokensPerLane, true>;
+  }
+  launch_chained("chunk_totals", chunk_totals, chunks, chunk_threads, 0, stream, call);
   launch_chained("sequence_scan", sequence_scan_kernel<Real>, call.sequences * call.heads, scan_threads, 0, stream,
                  call);
   launch_chained("gate_vectors", gate_vectors_kernel<Real, Work, TokensPerLane>, chunks, chunk_threads, 0, stream,

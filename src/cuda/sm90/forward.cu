@@ -27,12 +27,13 @@ namespace tfla::cuda::sm90 {
 
 namespace forward {
 
-template <int M, int N, bool Normalized, bool Keep>
+template <int M, int N, bool Normalized, bool Keep, bool Packed>
 __global__ void __launch_bounds__(threads, 1)
-    forward_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Call<float> call,
-                   const __grid_constant__ Shape shape) {
+    forward_kernel(const __grid_constant__ typename Block<M, N, Normalized, Keep, Packed>::Maps maps,
+                   const __grid_constant__ Call<float> call,
+                   const __grid_constant__ typename Block<M, N, Normalized, Keep, Packed>::Shape shape) {
   using Space = forward::Space<M, N>;
-  using Registers = forward::Registers<M, N, Normalized, Keep>;
+  using Registers = forward::Registers<M, N, Normalized, Keep, Packed>;
   extern __shared__ unsigned char memory[];
   const unsigned space = (arch::shared_address(memory) + 1023U) & ~1023U;
   if (threadIdx.x == 0) {
@@ -58,11 +59,11 @@ __global__ void __launch_bounds__(threads, 1)
   __syncthreads();
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
-  const Block<M, N, Normalized, Keep> block{call, maps, shape, space};
+  const Block<M, N, Normalized, Keep, Packed> block{call, maps, shape, space};
   const int warp = static_cast<int>(threadIdx.x) / 32, warpgroup = warp / 4;
   if (warpgroup == 0) {
     arch::fewer_registers<Registers::movers>();
-    const Movers<M, N, Normalized, Keep> movers{block};
+    const Movers<M, N, Normalized, Keep, Packed> movers{block};
     if (Space::wide) {
       if (threadIdx.x == 0) movers.template load_tokens<false, true>();
       if (threadIdx.x == 96) movers.template load_tokens<true, false>();
@@ -73,18 +74,18 @@ __global__ void __launch_bounds__(threads, 1)
     if (warp >= 2 && warp < 2 + Space::outputs) movers.store_outputs(warp - 2);
   } else if (warpgroup == 1) {
     arch::more_registers<Registers::outputs>();
-    Outputs<M, N, Normalized, Keep>{block}.template make<0>();
+    Outputs<M, N, Normalized, Keep, Packed>{block}.template make<0>();
   } else if (warpgroup == 2) {
     if constexpr (Space::wide) {
       arch::more_registers<Registers::state>();
-      Carrier<M, N, Normalized, Keep>{block}.template carry<0>();
+      Carrier<M, N, Normalized, Keep, Packed>{block}.template carry<0>();
     } else {
       arch::more_registers<Registers::outputs>();
-      Outputs<M, N, Normalized, Keep>{block}.template make<1>();
+      Outputs<M, N, Normalized, Keep, Packed>{block}.template make<1>();
     }
   } else {
     arch::more_registers<Registers::state>();
-    Carrier<M, N, Normalized, Keep>{block}.template carry<Space::carriers - 1>();
+    Carrier<M, N, Normalized, Keep, Packed>{block}.template carry<Space::carriers - 1>();
   }
 }
 
@@ -94,27 +95,44 @@ namespace {
 
 using namespace forward;
 
-template <int M, int N, bool Normalized, bool Keep>
-void launch_kernel(const Call<float>& call, cudaStream_t stream) {
+template <int M, int N, bool Normalized, bool Keep, bool Packed>
+void launch_packing(const Call<float>& call, cudaStream_t stream) {
+  using Block = forward::Block<M, N, Normalized, Keep, Packed>;
   Shape shape{};
   shape.column_tiles = (call.dhv + N - 1) / N;
   shape.items = static_cast<int>(call.sequences) * call.heads * call.segments * shape.column_tiles;
   shape.blocks = std::min(shape.items, multiprocessors());
   shape.scale = static_cast<float>(call.scale);
   shape.eps = static_cast<float>(call.eps);
-  Maps maps{};
+  typename Block::Maps maps{};
   if (Keep) {
     while (block_tokens << shape.kept_shift < call.kept_chunk) ++shape.kept_shift;
     shape.kept_chunks = static_cast<int>((call.tokens + call.kept_chunk - 1) / call.kept_chunk);
-    maps.states = matrix_map(call.states, call.sequences * shape.kept_chunks * call.heads, call.dqk, call.padded_dhv(),
+    maps.states = matrix_map(call.states, call.kept_numbers() * call.heads, call.dqk, call.padded_dhv(),
                              Space<M, N>::wide ? 16 : 64 * M);
   }
-  maps.q = token_map(call.q, call.batch, call.tokens, call.qk_heads, call.dqk, block_tokens);
-  maps.k = token_map(call.k, call.batch, call.tokens, call.qk_heads, call.dqk, block_tokens);
-  maps.v = token_map(call.v, call.batch, call.tokens, call.heads, call.dhv, block_tokens);
-  maps.h = token_map(call.h, call.batch, call.tokens, call.heads, call.dhv, block_tokens);
-  launch_chained("forward", forward_kernel<M, N, Normalized, Keep>, shape.blocks, threads, Space<M, N>::bytes, stream,
-                 maps, call, shape);
+  maps.q = token_map(call, call.q, call.qk_heads, call.dqk, block_tokens);
+  maps.k = token_map(call, call.k, call.qk_heads, call.dqk, block_tokens);
+  maps.v = token_map(call, call.v, call.heads, call.dhv, block_tokens);
+  maps.h = token_map(call, call.h, call.heads, call.dhv, block_tokens);
+  const auto start = [&](const typename Block::Shape& units, int blocks) {
+    launch_chained("forward", forward_kernel<M, N, Normalized, Keep, Packed>, blocks, threads, Space<M, N>::bytes,
+                   stream, maps, call, units);
+  };
+  if constexpr (Packed) {
+    maps.nothing = nothing_map(call, block_tokens);
+    const Units units(call, call.heads * shape.column_tiles);
+    start({shape, units, Divider(shape.column_tiles), Divider(call.heads)}, units.blocks);
+  } else {
+    start(shape, shape.blocks);
+  }
+}
+
+template <int M, int N, bool Normalized, bool Keep>
+void launch_kernel(const Call<float>& call, cudaStream_t stream) {
+  if (call.cu_seqlens == nullptr) return launch_packing<M, N, Normalized, Keep, false>(call, stream);
+  // Wide states of packed sequences are not kept: see keeps_hopper_states.
+  launch_packing<M, N, Normalized, Keep && M <= 2, true>(call, stream);
 }
 
 template <int M, int N>

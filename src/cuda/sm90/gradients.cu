@@ -20,9 +20,9 @@ namespace gradients {
 enum class Role : std::uint8_t { producers, consumer_0, consumer_1 };   // of a warpgroup
 enum class Producer : std::uint8_t { ring, resident, results, gates };  // of a warp
 
-template <class Size>
+template <class Size, bool Packed>
 __global__ void __launch_bounds__(threads, 1)
-    gradients_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Work work) {
+    gradients_kernel(const __grid_constant__ MapsOf<Packed> maps, const __grid_constant__ Work work) {
 #if __CUDA_ARCH__ == 900
   extern __shared__ __align__(1024) unsigned char shared[];
   const unsigned memory = arch::shared_address(shared);
@@ -30,25 +30,25 @@ __global__ void __launch_bounds__(threads, 1)
   __syncthreads();
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
+  if (Packed && first_tile<Packed>(work.chunks, work.tiles) >= work.tiles.tiles) return;
   switch (static_cast<Role>(threadIdx.x / warpgroup)) {
     case Role::producers: {
       arch::fewer_registers<producer_registers>();
       const bool first_lane = threadIdx.x % 32 == 0;
       switch (static_cast<Producer>(threadIdx.x / 32)) {
         case Producer::ring:
-          if (first_lane) load_ring<Size>(maps, work, memory);
+          if (first_lane) load_ring<Size, Packed>(maps, work, memory);
           break;
         case Producer::resident:
-          if (first_lane) load_resident<Size>(maps, work, memory);
+          if (first_lane) load_resident<Size, Packed>(maps, work, memory);
           break;
         case Producer::results:
-          if (first_lane) store_results<Size>(maps, work, memory);
+          if (first_lane) store_results<Size, Packed>(maps, work, memory);
           break;
         case Producer::gates: {
           const Barriers<Size> barriers{memory + Plan<Size>::barriers};
-          load_gates<typename Plan<Size>::Gates>(
-              work.chunks, work.tiles, [](unsigned tile) { return tile; }, memory, barriers.gates_full(),
-              barriers.gates_empty());
+          load_gates<typename Plan<Size>::Gates, Packed>(work.chunks, work.tiles, memory, barriers.gates_full(),
+                                                         barriers.gates_empty(), [](unsigned) { return 0; });
           break;
         }
       }
@@ -76,7 +76,7 @@ constexpr int widest_dqk = 2 * panel, widest_dhv = 4 * panel;  // of one kernel
 
 Maps maps_of(const Call<float>& call, int dqk_panels) {
   const auto tokens = [&](const Rows& rows, int columns, int box) {
-    return token_map(rows, call.batch, call.tokens, call.heads, columns, box);
+    return token_map(call, rows, call.heads, columns, box);
   };
   const auto states = [&](const void* data) {
     return matrix_map(data, call.numbers * call.heads, call.dqk, call.padded_dhv(), dqk_panels * panel);
@@ -97,15 +97,20 @@ Work work_of(const Call<float>& call) {
           .row_sums = call.row_sums,
           .column_sums = call.column_sums,
           .outflow = call.outflow,
-          .tiles = static_cast<unsigned>(call.numbers * call.heads)};
+          .tiles = {static_cast<unsigned>(call.numbers * call.heads)},
+          .dhv = call.dhv};
 }
 
 template <class Size>
 void launch(const Call<float>& call, cudaStream_t stream) {
   const Work work = work_of(call);
-  const std::int64_t blocks = std::min<std::int64_t>(work.tiles, multiprocessors());
-  launch_chained("gradients", gradients_kernel<Size>, blocks, threads, shared_bytes<Size>, stream,
-                 maps_of(call, Size::dqk), work);
+  const std::int64_t blocks = std::min<std::int64_t>(work.tiles.tiles, multiprocessors());
+  const Maps maps = maps_of(call, Size::dqk);
+  if (call.cu_seqlens != nullptr)
+    launch_chained("gradients", gradients_kernel<Size, true>, blocks, threads, shared_bytes<Size>, stream,
+                   PackedMaps{maps, nothing_map(call, chunk)}, work);
+  else
+    launch_chained("gradients", gradients_kernel<Size, false>, blocks, threads, shared_bytes<Size>, stream, maps, work);
 }
 
 template <int Dqk>

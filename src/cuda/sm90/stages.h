@@ -1,5 +1,5 @@
-// The stages that Hopper has kernels of its own for: bfloat16, one sequence per row of the batch. The plan says which
-// calls they take.
+// The stages that Hopper has kernels of its own for: bfloat16, dense or packed sequences. The plan says which calls
+// they take.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -27,6 +27,9 @@ void launch_dstates(const Call<float>& call, cudaStream_t stream);
 
 // The states that segments of a sequence start from, alone.
 void launch_segment_starts(const Call<float>& call, cudaStream_t stream);
+
+// What totals of segments of packed sequences add up to.
+void launch_packed_scan(const Call<float>& call, bool reverse, cudaStream_t stream);
 
 // States and outputs in one, in chunks of 64 tokens; the state stays on the chip.
 void launch_forward(const Call<float>& call, cudaStream_t stream);

@@ -21,10 +21,11 @@ namespace tfla::cuda::sm90 {
 
 namespace states {
 
-template <Time Direction, Pass Which, int M, int N>
+template <Time Direction, Pass Which, int M, int N, bool Packed>
 __global__ void __launch_bounds__(threads, 1)
-    states_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Call<float> call,
-                  const __grid_constant__ Shape shape) {
+    states_kernel(const __grid_constant__ typename Block<Direction, Which, M, N, Packed>::Maps maps,
+                  const __grid_constant__ Call<float> call,
+                  const __grid_constant__ typename Block<Direction, Which, M, N, Packed>::Shape shape) {
   using Space = states::Space<Direction, M, N>;
   extern __shared__ unsigned char memory[];
   const unsigned space = (arch::shared_address(memory) + 1023U) & ~1023U;
@@ -41,17 +42,17 @@ __global__ void __launch_bounds__(threads, 1)
   __syncthreads();
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
-  const Block<Direction, Which, M, N> block{call, maps, shape, space};
+  const Block<Direction, Which, M, N, Packed> block{call, maps, shape, space};
   const int warpgroup = static_cast<int>(threadIdx.x) / warpgroup_threads;
   if (warpgroup == 0) {
     arch::fewer_registers<40>();
-    const Movers<Direction, Which, M, N> movers{block};
+    const Movers<Direction, Which, M, N, Packed> movers{block};
     if (threadIdx.x == 0) movers.load_tokens();
     if (threadIdx.x / 32 == 1) movers.load_gates();
     if (threadIdx.x == 64 && Which == Pass::proper) movers.move_states();
   } else {
     arch::more_registers<232>();
-    Carrier<Direction, Which, M, N>{block}.carry(warpgroup - 1);
+    Carrier<Direction, Which, M, N, Packed>{block}.carry(warpgroup - 1);
   }
 }
 
@@ -61,8 +62,9 @@ namespace {
 
 using namespace states;
 
-template <Time Direction, Pass Which, int M, int N>
+template <Time Direction, Pass Which, int M, int N, bool Packed>
 void launch_pass(const Call<float>& call, cudaStream_t stream) {
+  using Block = states::Block<Direction, Which, M, N, Packed>;
   constexpr bool reverse = Direction == Time::reverse;
   const auto tiles = [](int size, int step) { return (size + step - 1) / step; };
   Shape shape{};
@@ -70,23 +72,37 @@ void launch_pass(const Call<float>& call, cudaStream_t stream) {
   shape.column_tiles = tiles(call.dhv, warpgroups * N);
   shape.items = static_cast<int>(call.sequences) * call.heads * call.segments * shape.row_tiles * shape.column_tiles;
   if (Which != Pass::proper) shape.items *= call.pieces;
-  Maps maps{};
-  maps.x = token_map(reverse ? call.q : call.k, call.batch, call.tokens, call.qk_heads, call.dqk, block_tokens);
-  maps.y = token_map(reverse ? call.dh : call.v, call.batch, call.tokens, call.heads, call.dhv, block_tokens);
+  typename Block::Maps maps{};
+  maps.x = token_map(call, reverse ? call.q : call.k, call.qk_heads, call.dqk, block_tokens);
+  maps.y = token_map(call, reverse ? call.dh : call.v, call.heads, call.dhv, block_tokens);
   const auto map_of = [&](const void* states) {
     return matrix_map(states, call.numbers * call.heads, call.dqk, call.padded_dhv(), 64 * M);
   };
   if (Which == Pass::proper) maps.stored = map_of(reverse ? call.dstates : call.states);
   if (Which == Pass::proper && reverse) maps.c = map_of(call.states);
-  launch_chained("states", states_kernel<Direction, Which, M, N>, std::min(shape.items, multiprocessors()), threads,
-                 Space<Direction, M, N>::bytes, stream, maps, call, shape);
+  const auto start = [&](const typename Block::Shape& units, int blocks) {
+    launch_chained("states", states_kernel<Direction, Which, M, N, Packed>, blocks, threads,
+                   Space<Direction, M, N>::bytes, stream, maps, call, units);
+  };
+  if constexpr (Packed) {
+    maps.nothing = nothing_map(call, block_tokens);
+    const Units units(call, call.heads * shape.row_tiles * shape.column_tiles);
+    start({shape, units, Divider(shape.row_tiles), Divider(shape.column_tiles), Divider(call.heads)}, units.blocks);
+  } else {
+    start(shape, std::min(shape.items, multiprocessors()));
+  }
 }
 
 // Which: totals alone, with the states they add up to, or what comes after.
 template <Time Direction, Pass Which, int M, int N>
 void launch_step(const Call<float>& call, cudaStream_t stream) {
-  launch_pass<Direction, Which, M, N>(call, stream);
-  if (Which != Pass::proper) launch_segment_scan<__nv_bfloat16>(call, Direction, stream);
+  if (call.cu_seqlens != nullptr) {
+    launch_pass<Direction, Which, M, N, true>(call, stream);
+    if (Which != Pass::proper) launch_packed_scan(call, Direction == Time::reverse, stream);
+  } else {
+    launch_pass<Direction, Which, M, N, false>(call, stream);
+    if (Which != Pass::proper) launch_segment_scan<__nv_bfloat16>(call, Direction, stream);
+  }
 }
 
 template <Time Direction, Pass Which>

@@ -20,9 +20,9 @@ namespace values {
 enum class Role : std::uint8_t { producers, consumer_0, consumer_1 };  // of a warpgroup
 enum class Producer : std::uint8_t { ring, results, gates };           // of a warp
 
-template <int Panels>
+template <int Panels, bool Packed>
 __global__ void __launch_bounds__(threads, 1)
-    values_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Work work) {
+    values_kernel(const __grid_constant__ MapsOf<Packed> maps, const __grid_constant__ Work work) {
 #if __CUDA_ARCH__ == 900
   extern __shared__ __align__(1024) unsigned char shared[];
   const unsigned memory = arch::shared_address(shared);
@@ -31,32 +31,32 @@ __global__ void __launch_bounds__(threads, 1)
   __syncthreads();
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
+  if (Packed && first_tile<Packed>(work.chunks, work.parts) >= work.parts.tiles) return;
   switch (static_cast<Role>(threadIdx.x / warpgroup)) {
     case Role::producers: {
       arch::fewer_registers<producer_registers>();
       const bool first_lane = threadIdx.x % 32 == 0;
       switch (static_cast<Producer>(threadIdx.x / 32)) {
         case Producer::ring:
-          if (first_lane) load_ring<Panels>(maps, work, memory);
+          if (first_lane) load_ring<Panels, Packed>(maps, work, memory);
           break;
         case Producer::results:
-          if (first_lane) store_results<Panels>(maps, work, memory);
+          if (first_lane) store_results<Panels, Packed>(maps, work, memory);
           break;
         case Producer::gates:
-          load_gates<Plan::Gates>(
-              work.chunks, work.parts.tiles, [&](unsigned tile) { return work.parts.chunk_of(tile); }, memory,
-              barriers.gates_full(), barriers.gates_empty());
+          load_gates<Plan::Gates, Packed>(work.chunks, work.parts, memory, barriers.gates_full(),
+                                          barriers.gates_empty(), [](unsigned) { return 0; });
           break;
       }
       break;
     }
     case Role::consumer_0:
       arch::more_registers<consumer_registers>();
-      Consumer<Panels, 0>(work, memory).run();
+      Consumer<Panels, 0, Packed>(work, memory).run();
       break;
     case Role::consumer_1:
       arch::more_registers<consumer_registers>();
-      Consumer<Panels, 1>(work, memory).run();
+      Consumer<Panels, 1, Packed>(work, memory).run();
       break;
   }
 #endif
@@ -74,7 +74,7 @@ int panels_of(int columns) { return (columns + panel - 1) / panel; }
 
 Maps maps_of(const Call<float>& call) {
   const auto tokens = [&](const Rows& rows, int columns, int box) {
-    return token_map(rows, call.batch, call.tokens, call.heads, columns, box);
+    return token_map(call, rows, call.heads, columns, box);
   };
   return {.q = tokens(call.q, call.dqk, chunk),
           .k = tokens(call.k, call.dqk, chunk),
@@ -86,8 +86,14 @@ Maps maps_of(const Call<float>& call) {
 template <int Panels>
 void launch(const Call<float>& call, int parts, cudaStream_t stream) {
   const std::int64_t blocks = std::min<std::int64_t>(call.numbers * call.heads * parts, multiprocessors());
-  const Work work{.chunks = Chunks(call), .depth = panels_of(call.dqk), .parts = Parts(call, parts, blocks)};
-  launch_chained("values", values_kernel<Panels>, blocks, threads, shared_bytes, stream, maps_of(call), work);
+  const Work work{
+      .chunks = Chunks(call), .depth = panels_of(call.dqk), .parts = Parts(call, parts, blocks), .dhv = call.dhv};
+  const Maps maps = maps_of(call);
+  if (call.cu_seqlens != nullptr)
+    launch_chained("values", values_kernel<Panels, true>, blocks, threads, shared_bytes, stream,
+                   PackedMaps{maps, nothing_map(call, half)}, work);
+  else
+    launch_chained("values", values_kernel<Panels, false>, blocks, threads, shared_bytes, stream, maps, work);
 }
 
 }  // namespace

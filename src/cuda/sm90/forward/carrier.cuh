@@ -5,9 +5,9 @@
 
 namespace tfla::cuda::sm90::forward {
 
-template <int M, int N, bool Normalized, bool Keep>
-struct Carrier : Block<M, N, Normalized, Keep> {
-  using Base = Block<M, N, Normalized, Keep>;
+template <int M, int N, bool Normalized, bool Keep, bool Packed>
+struct Carrier : Block<M, N, Normalized, Keep, Packed> {
+  using Base = Block<M, N, Normalized, Keep, Packed>;
   using Base::at;
   using Base::call;
   using Base::each_item;
@@ -16,6 +16,7 @@ struct Carrier : Block<M, N, Normalized, Keep> {
   using Base::maps;
   using Base::shape;
   using Base::space;
+  using typename Base::Item;
   using typename Base::KeySlots;
   using typename Base::Slots;
   using typename Base::Space;
@@ -66,7 +67,7 @@ struct Carrier : Block<M, N, Normalized, Keep> {
         tile.hold();
         if (lane.lane == 0) arch::arrive(at(Space::v_empty, ring.slot));
       }
-      finish<Which>(Space::lean ? again(it) : it, lane, tile, n);
+      finish<Which>(Base::lean ? again(it) : it, lane, tile, n);
     });
     if (Space::wide && Keep && lane.lane == 0) arch::wait_stores<0>();
   }
@@ -76,13 +77,13 @@ struct Carrier : Block<M, N, Normalized, Keep> {
   __device__ __forceinline__ Item again(const Item& it) const {
     int unit = static_cast<int>(it.unit);
     arch::forget(unit);
-    return Item(call, static_cast<unsigned>(unit), shape.column_tiles);
+    return Item(call, shape, static_cast<unsigned>(unit));
   }
 
   // One of three bfloat16 that add up to it per lane. In the order in which the lanes of a product read it: rows 2 i,
   // 2 i + 1, 2 i + 8, 2 i + 9 of every 16; where the state is wide, along rows of 64, swizzled.
   __device__ __forceinline__ void publish_n(int reader, int which, const Lane& lane, const float (&n)[own][2]) const {
-    if constexpr (Space::lean) {
+    if constexpr (Base::lean) {
       const Lane now = Lane::again();  // no register is left for the address
       const int part = now.pair / 2, k = now.lane / 4, warp = now.warp;
       int from = static_cast<int>(at(Space::n, reader, Space::n_bytes));
@@ -154,6 +155,19 @@ struct Carrier : Block<M, N, Normalized, Keep> {
     });
   }
 
+  // Where segments begin with what those before add up to.
+  __device__ __forceinline__ bool starts_inside(const Item& it) const {
+    if constexpr (Packed) return it.segment > 0;
+    return call.segments > 1;
+  }
+  __device__ __forceinline__ std::int64_t segment_start(const Item& it) const {
+    if constexpr (Packed)
+      return call.boundary(it.start, it.segment - 1, it.head);
+    else
+      return ((static_cast<std::int64_t>(it.sequence) * call.heads + it.head) * call.segments + it.segment) *
+             call.pieces;
+  }
+
   // From the totals of the segments before, or the initial state.
   template <int Which>
   __device__ void start(const Item& it, const Lane& lane, Tile& tile, float (&n)[own][2]) const {
@@ -170,9 +184,8 @@ struct Carrier : Block<M, N, Normalized, Keep> {
       C += it.sequence * call.C0.sequence + it.head * call.C0.head;
       n0 += it.sequence * call.n0.sequence + it.head * call.n0.head;
     }
-    if (call.segments > 1) {
-      const std::int64_t unit =
-          ((static_cast<std::int64_t>(it.sequence) * call.heads + it.head) * call.segments + it.segment) * call.pieces;
+    if (starts_inside(it)) {
+      const std::int64_t unit = segment_start(it);
       C = call.segment_states + unit * call.dqk * call.padded_dhv();
       n0 = static_cast<const float*>(call.segment_norms) + unit * call.dqk;
       row = call.padded_dhv();

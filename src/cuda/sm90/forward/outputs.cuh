@@ -6,9 +6,9 @@
 
 namespace tfla::cuda::sm90::forward {
 
-template <int M, int N, bool Normalized, bool Keep>
-struct Outputs : Block<M, N, Normalized, Keep> {
-  using Base = Block<M, N, Normalized, Keep>;
+template <int M, int N, bool Normalized, bool Keep, bool Packed>
+struct Outputs : Block<M, N, Normalized, Keep, Packed> {
+  using Base = Block<M, N, Normalized, Keep, Packed>;
   using Base::across;
   using Base::at;
   using Base::call;
@@ -18,6 +18,7 @@ struct Outputs : Block<M, N, Normalized, Keep> {
   using Base::space;
   using Base::staged_barrier;
   using Base::warps_barrier;
+  using typename Base::Item;
   using typename Base::KeySlots;
   using typename Base::Slots;
   using typename Base::Space;
@@ -137,8 +138,8 @@ struct Outputs : Block<M, N, Normalized, Keep> {
     // What a row is multiplied by: scale / den, in the part of the state times qbar.
     const Lane here = again(lane);
     float factor[2], weight[2];
-    const float scale = Space::lean ? shape.scale : static_cast<float>(call.scale);
-    const float eps = Space::lean ? shape.eps : static_cast<float>(call.eps);
+    const float scale = Base::lean ? shape.scale : static_cast<float>(call.scale);
+    const float eps = Base::lean ? shape.eps : static_cast<float>(call.eps);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       factor[h] = scale;
@@ -160,7 +161,7 @@ struct Outputs : Block<M, N, Normalized, Keep> {
 #pragma unroll
       for (int e = 0; e < N / 2; ++e) o[e] *= weight[e / 2 % 2];
     };
-    if constexpr (!Space::lean) weigh();
+    if constexpr (!Base::lean) weigh();
     uint32_t high[4][4], low[4];
 #pragma unroll
     for (int e = 0; e < 32; e += 2) {
@@ -172,7 +173,7 @@ struct Outputs : Block<M, N, Normalized, Keep> {
         high[e / 8][e / 2 % 4] = arch::pack(value, __nv_bfloat16{});
     }
     if constexpr (Space::wide) state_multiplied();
-    if constexpr (Space::lean) weigh();
+    if constexpr (Base::lean) weigh();
     arch::pin(o);
     const std::uint64_t values = arch::tile_descriptor(at(Space::v, ring.slot, Space::v_bytes), panel_bytes);
     arch::products_begin();

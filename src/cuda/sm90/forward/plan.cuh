@@ -6,6 +6,7 @@
 #include "cuda/arch/barrier.cuh"
 #include "cuda/arch/tma.cuh"
 #include "cuda/sm90/ring.cuh"
+#include "cuda/sm90/segment.cuh"
 #include "cuda/sm90/state_tile.cuh"
 #include "cuda/sm90/tensor_map.h"
 
@@ -52,16 +53,16 @@ struct Space : Roles<M, N> {
 };
 
 // Of a thread, by what it does: 512 for one thread of each warpgroup. Found by trial, so that nothing spills.
-template <int M, int N, bool Normalized, bool Keep>
+template <int M, int N, bool Normalized, bool Keep, bool Packed>
 struct Registers {
   using Roles = forward::Roles<M, N>;
   static constexpr bool tall = M > 2 && N == 64;  // all rows of a state of dqk above 128 in one warpgroup
-  static constexpr int outputs = Roles::wide    ? 136
+  static constexpr int outputs = Roles::wide    ? (Packed ? 144 : 136)
                                  : tall && Keep ? 128
                                  : N == 64      ? (Normalized ? 136 : 144)
                                  : M == 1       ? 160
                                                 : 144;
-  static constexpr int state = Roles::wide    ? 176
+  static constexpr int state = Roles::wide    ? (Packed ? 168 : 176)
                                : tall && Keep ? 216
                                : N == 64      ? (Normalized ? 200 : 184)
                                : M == 1       ? 152
@@ -72,20 +73,28 @@ struct Registers {
 struct Maps {
   CUtensorMap q, k, v, h, states;
 };
+struct PackedMaps : Maps {
+  CUtensorMap nothing;
+};
 
 struct Shape {
   int column_tiles, items, blocks;
   float scale, eps;             // as the grid's size, from here they take no registers (Roles::lean)
   int kept_shift, kept_chunks;  // log2 of the blocks between kept states, and how many of these a sequence has
 };
+struct PackedShape : Shape {
+  Units units;
+  Divider by_tiles, by_heads;
+};
 
 // The blocks of 64 tokens of one segment, and the columns.
-struct Item {
+struct DenseItem {
   int tile, head, segment, chunks, low, high;
   int sequence;
   unsigned unit;
 
-  __device__ Item(const Call<float>& call, unsigned number, int column_tiles) : unit(number) {
+  __device__ DenseItem(const Call<float>& call, const Shape& shape, unsigned number) : unit(number) {
+    const int column_tiles = shape.column_tiles;
     tile = static_cast<int>(number % column_tiles);
     number /= column_tiles;
     head = static_cast<int>(number % call.heads);
@@ -96,13 +105,39 @@ struct Item {
     low = min(segment * call.chunks_per_segment, chunks);
     high = min(low + call.chunks_per_segment, chunks);
   }
+  __device__ bool has_work() const { return low < high; }
+  // As Segment has them.
+  __device__ int map_token(const Call<float>& /*call*/) const { return 0; }
+  __device__ int map_batch(const Call<float>& /*call*/) const { return sequence; }
+  __device__ std::int64_t tokens(const Call<float>& call) const { return call.tokens; }
+};
+
+// The same of packed sequences, blocks of 64 tokens being chunks. rest: a unit without its tile.
+struct PackedItem : Segment {
+  int tile, head;
+  unsigned unit;
+
+  __device__ __forceinline__ PackedItem(const Call<float>& call, const PackedShape& shape, int segment, int rest,
+                                        int number)
+      : Segment(call, segment, block_tokens),
+        tile(number - rest * shape.column_tiles),
+        head(rest - segment * call.heads),
+        unit(static_cast<unsigned>(number)) {}
+  __device__ __forceinline__ PackedItem(const Call<float>& call, const PackedShape& shape, int rest, int number)
+      : PackedItem(call, shape, static_cast<int>(shape.by_heads.quotient(rest)), rest, number) {}
+  __device__ __forceinline__ PackedItem(const Call<float>& call, const PackedShape& shape, unsigned number)
+      : PackedItem(call, shape, static_cast<int>(shape.by_tiles.quotient(number)), static_cast<int>(number)) {}
 };
 
 // What every thread of a block knows.
-template <int M, int N, bool Normalized, bool Keep>
+template <int M, int N, bool Normalized, bool Keep, bool Packed>
 struct Block {
+  using Item = std::conditional_t<Packed, PackedItem, DenseItem>;
+  using Maps = std::conditional_t<Packed, PackedMaps, forward::Maps>;
+  using Shape = std::conditional_t<Packed, PackedShape, forward::Shape>;
   using Space = forward::Space<M, N>;
   // Wide states that are kept have room for both terms of keys in two sets of registers.
+  static constexpr bool lean = Space::lean || Packed;  // as Roles::lean; packed sequences take registers too
   static constexpr auto terms = !Keep ? Terms::one : Space::wide ? Terms::two : Terms::two_in_turn;
   using Tile = std::conditional_t<Space::wide, StateTile<M / 2, N, terms, 1, Keep ? 2 : 3>, StateTile<M, N, terms>>;
   static constexpr auto depth = arch::Major::depth, across = arch::Major::across;
@@ -117,10 +152,16 @@ struct Block {
   __device__ unsigned at(int offset, int slot = 0, int step = 8) const { return space + offset + slot * step; }
   template <class Work>
   __device__ void each_item(const Work& work) const {
+    const auto take = [&](int unit) {
+      const Item it(call, shape, unit);
+      if (it.has_work()) work(it);
+    };
+    if constexpr (Packed) {
+      each_unit(call, false, shape.units, take);
+    } else {
 #pragma unroll 1
-    for (int unit = blockIdx.x; unit < shape.items; unit += Space::lean ? shape.blocks : static_cast<int>(gridDim.x)) {
-      const Item it(call, unit, shape.column_tiles);
-      if (it.low < it.high) work(it);
+      for (int unit = blockIdx.x; unit < shape.items; unit += lean ? shape.blocks : static_cast<int>(gridDim.x))
+        take(unit);
     }
   }
 
@@ -143,6 +184,10 @@ struct Block {
 
   __device__ __forceinline__ bool is_kept(int block) const { return (block & ((1 << shape.kept_shift) - 1)) == 0; }
   __device__ __forceinline__ int kept_unit(const Item& it, int block) const {
+    if constexpr (Packed) {  // as first_chunk, with kept chunks
+      const int first = (it.start >> shape.kept_shift) / block_tokens + it.sequence;
+      return (first + (block >> shape.kept_shift)) * call.heads + it.head;
+    }
     return (it.sequence * shape.kept_chunks + (block >> shape.kept_shift)) * call.heads + it.head;
   }
 };

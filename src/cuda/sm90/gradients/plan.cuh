@@ -5,6 +5,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/arch/barrier.cuh"
 #include "cuda/sm90/chunks.cuh"
@@ -23,6 +24,11 @@ struct Maps {
   CUtensorMap dq;                   // of 64
   CUtensorMap C, dC;                // of all rows of a state
 };
+struct PackedMaps : Maps {
+  CUtensorMap nothing;
+};
+template <bool Packed>
+using MapsOf = std::conditional_t<Packed, PackedMaps, Maps>;
 
 // The rest of the call.
 struct Work {
@@ -30,7 +36,8 @@ struct Work {
   float* row_sums;
   float* column_sums;
   float* outflow;
-  unsigned tiles;
+  Wholes tiles;
+  int dhv;
 };
 
 // Panels of 64 columns that dqk and dhv take.

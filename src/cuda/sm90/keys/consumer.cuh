@@ -7,7 +7,7 @@
 namespace tfla::cuda::sm90::keys {
 
 // Consumer W has keys and queries from 64 W on. No query before its keys sees them: consumer 1 has half the scores.
-template <int W>
+template <int W, bool Packed>
 struct Consumer {
   static constexpr int first_query = W * half, queries = chunk - first_query;
   static constexpr unsigned own = W * half_bytes;                  // of this consumer's rows in a slot
@@ -96,11 +96,12 @@ struct Consumer {
     arch::writes_before_copies();
   }
 
-  // dK = abar dK + dS^T Q, dQ = qbar dQ + dS K, and what is summed over their rows.
-  __device__ __forceinline__ void finish(unsigned tile, float (&dQ)[columns / 2], float (&dK)[columns / 2]) {
+  // dK = abar dK + dS^T Q, dQ = qbar dQ + dS K, and what is summed over their rows. Whether the tile was the last one
+  // of packed sequences.
+  __device__ __forceinline__ bool finish(unsigned tile, float (&dQ)[columns / 2], float (&dK)[columns / 2]) {
     const Lane<W> my;
     int2 vectors = arch::read_int2(memory + Plan::Gates::vectors);
-    vectors.x += static_cast<int>(work.parts.part_of(tile)) * work.chunks.heads * work.chunks.all_tokens;
+    if (!Packed) vectors.x += static_cast<int>(work.parts.part_of(tile)) * work.chunks.heads * work.chunks.all_tokens;
     scale_rows(dK, row_weights<W>(memory + Plan::Gates::c, memory + Plan::Gates::outflow));
     scale_rows(dQ, row_weights<W>(memory + Plan::Gates::u, memory + Plan::Gates::inflow));
     __syncwarp();
@@ -145,11 +146,12 @@ struct Consumer {
       arch::named_wait(ds_is_read, 2 * warpgroup);
     stage(dK, (W == 0 ? q() : k()) + my.panel_row, slot_bytes, barriers().dk_staged(), my.leads);
     stage(dQ, ds(W) + my.half_row, half_bytes, barriers().dq_staged(), my.leads);
+    return Packed && vectors.y >= last_tile;
   }
 
   __device__ __forceinline__ void run() {
 #pragma unroll 1
-    for (unsigned tile = blockIdx.x; tile < work.parts.tiles; tile += gridDim.x, parity ^= 1) {
+    for (unsigned tile = blockIdx.x; Packed || tile < work.parts.tiles; tile += gridDim.x, parity ^= 1) {
       Sums sums;
 #pragma unroll 1
       for (int t = 1; t < work.dhv_panels; ++t) {
@@ -162,7 +164,7 @@ struct Consumer {
       arch::pin(sums.dP);
       share_scores(sums.dP);
       finish_panel(sums);
-      finish(tile, sums.dQ, sums.dK);
+      if (finish(tile, sums.dQ, sums.dK)) return;
     }
   }
 };

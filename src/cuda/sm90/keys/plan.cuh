@@ -3,6 +3,8 @@
 
 #include <cuda.h>
 
+#include <type_traits>
+
 #include "cuda/arch/barrier.cuh"
 #include "cuda/sm90/chunks.cuh"
 
@@ -22,6 +24,11 @@ struct Maps {
   CUtensorMap dq, dk;       // of 64
   CUtensorMap C, dC;        // of 128 rows of a state
 };
+struct PackedMaps : Maps {
+  CUtensorMap nothing;
+};
+template <bool Packed>
+using MapsOf = std::conditional_t<Packed, PackedMaps, Maps>;
 
 // The rest of the call.
 struct Work {
@@ -31,14 +38,18 @@ struct Work {
   float* outflow;
   int dhv_panels;  // of 64 columns
   Parts parts;
+  int dqk;
+  int vectors;  // numbers in a vector of all tokens and heads: row sums come in parts of so many
 };
 
 // 128 columns of dqk of a chunk and head. All parts of it read V and dH.
-struct Part : Tile {
+template <bool Packed>
+struct Part : Tile<Packed> {
   int column;  // first one
 
   __device__ __forceinline__ Part(const Work& work, unsigned tile)
-      : Tile(work.chunks, work.parts.chunk_of(tile)), column(static_cast<int>(work.parts.part_of(tile)) * columns) {}
+      : Tile<Packed>(work.chunks, work.parts.chunk_of(tile)),
+        column(static_cast<int>(work.parts.part_of(tile)) * columns) {}
 };
 
 // A panel of 64 columns of dhv in shared memory.

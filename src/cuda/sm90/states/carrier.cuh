@@ -5,9 +5,9 @@
 
 namespace tfla::cuda::sm90::states {
 
-template <Time Direction, Pass Which, int M, int N>
-struct Carrier : Block<Direction, Which, M, N> {
-  using Base = Block<Direction, Which, M, N>;
+template <Time Direction, Pass Which, int M, int N, bool Packed>
+struct Carrier : Block<Direction, Which, M, N, Packed> {
+  using Base = Block<Direction, Which, M, N, Packed>;
   using Base::blocks_per_chunk;
   using Base::call;
   using Base::column_step;
@@ -21,6 +21,7 @@ struct Carrier : Block<Direction, Which, M, N> {
   using Base::row_step;
   using Base::shape;
   using Base::space;
+  using typename Base::Item;
   using typename Base::Space;
   using typename Base::Tile;
 
@@ -35,7 +36,7 @@ struct Carrier : Block<Direction, Which, M, N> {
       float n[M][2];
       start(it, column, at, tile, n);
       int k = 0;
-      for (BlockWalk<Direction> walk(it, blocks_per_chunk()); walk.more(); walk.next(), ring.advance()) {
+      for (BlockWalk<Direction, Item> walk(it, blocks_per_chunk()); walk.more(); walk.next(), ring.advance()) {
         const bool enters = walk.enters_chunk();
         const std::int64_t unit = (it.first_number + walk.chunk) * call.heads + it.head;
         if (proper && enters) {
@@ -97,6 +98,7 @@ struct Carrier : Block<Direction, Which, M, N> {
 
   // Where a segment's state begins, and where the total of a piece goes.
   __device__ std::int64_t piece(const Item& it) const {
+    if constexpr (Packed) return call.boundary(it.start, proper == reverse ? it.segment : it.segment - 1, it.head);
     const int index = !proper ? it.segment : reverse ? (it.high - 1) / call.chunks_per_piece : it.segment * call.pieces;
     return (it.sequence * call.heads + it.head) * call.segments * call.pieces + index;
   }
@@ -159,7 +161,7 @@ struct Carrier : Block<Direction, Which, M, N> {
       for (float& x : tile.c[m]) x = 0;
     }
     if (!proper) return;
-    if (call.segments > 1) {
+    if (Packed ? (reverse ? it.high < it.chunks : it.segment > 0) : call.segments > 1) {
       const float* from = segment_state(it);
       each_pair(it, column, at, tile, [&](std::int64_t place, float& value, float& next) {
         const float2 pair = *reinterpret_cast<const float2*>(from + place);

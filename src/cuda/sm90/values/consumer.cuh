@@ -8,7 +8,7 @@
 namespace tfla::cuda::sm90::values {
 
 // Consumer W has keys from 64 W on, and the queries that see them.
-template <int Panels, int W>
+template <int Panels, int W, bool Packed>
 struct Consumer {
   static constexpr int queries = chunk - W * half;
   static constexpr unsigned own = W * half_bytes;        // of this consumer's rows in a panel of K, and of Q's
@@ -82,7 +82,8 @@ struct Consumer {
     arch::products_commit();
   }
 
-  __device__ __forceinline__ void tile(unsigned parity) {
+  // Whether it was the last one of packed sequences.
+  __device__ __forceinline__ bool tile(unsigned parity) {
     const Lane<W> my;
     Scores scores;
     Gated gated;
@@ -92,6 +93,7 @@ struct Consumer {
     arch::wait(barriers().gates_full(), parity);
     gate_scores<W>(scores, gated, memory + Plan::Gates::u, memory + Plan::Gates::c);
     const float2 abar = row_weights<W>(memory + Plan::Gates::c, memory + Plan::Gates::outflow);
+    const bool last = Packed && arch::read_int2(memory + Plan::Gates::vectors).y >= last_tile;
     __syncwarp();
     if (my.leads) arch::arrive(barriers().gates_empty());
     arch::products_wait<0>();
@@ -121,12 +123,14 @@ struct Consumer {
       arch::arrive(second.empty);
     }
     stage(dV, (W == 0 ? first : second).at + my.half_row, half_bytes, barriers().staged(W), my.leads);
+    return last;
   }
 
   __device__ __forceinline__ void run() {
     unsigned parity = 0;
 #pragma unroll 1
-    for (unsigned index = blockIdx.x; index < work.parts.tiles; index += gridDim.x, parity ^= 1) tile(parity);
+    for (unsigned index = blockIdx.x; Packed || index < work.parts.tiles; index += gridDim.x, parity ^= 1)
+      if (tile(parity)) return;
   }
 };
 

@@ -3,6 +3,8 @@
 
 #include <cuda.h>
 
+#include <type_traits>
+
 #include "cuda/arch/barrier.cuh"
 #include "cuda/sm90/chunks.cuh"
 
@@ -20,21 +22,27 @@ struct Maps {
   CUtensorMap dh, dv;  // of 64
   CUtensorMap dC;      // of 64 rows
 };
+struct PackedMaps : Maps {
+  CUtensorMap nothing;
+};
+template <bool Packed>
+using MapsOf = std::conditional_t<Packed, PackedMaps, Maps>;
 
 // The rest of the call.
 struct Work {
   Chunks chunks;
   int depth;  // panels of 64 that dqk takes
   Parts parts;
+  int dhv;
 };
 
 // A part of `Panels` x 64 columns of dhv of a chunk and head. All parts of it read Q and K.
-template <int Panels>
-struct Part : Tile {
+template <int Panels, bool Packed>
+struct Part : Tile<Packed> {
   int column;  // first one
 
   __device__ __forceinline__ Part(const Work& work, unsigned tile)
-      : Tile(work.chunks, work.parts.chunk_of(tile)),
+      : Tile<Packed>(work.chunks, work.parts.chunk_of(tile)),
         column(static_cast<int>(work.parts.part_of(tile)) * Panels * panel) {}
 };
 
