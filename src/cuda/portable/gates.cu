@@ -1,5 +1,5 @@
 // Stage `gates`: chunk table and what each chunk does to the max state, the scan over chunks, and the vectors every
-// matrix kernel reads.
+// matrix kernel reads. In one kernel or in three.
 // Sums in double: those of log f reach the hundreds, and there are only T of them.
 #include "cuda/launch.h"
 #include "cuda/portable/device.cuh"
@@ -79,7 +79,17 @@ struct MaxMap {
   __device__ MaxMap lane_before(int offset) const {
     return {__shfl_up_sync(0xFFFFFFFFU, b, offset), __shfl_up_sync(0xFFFFFFFFU, top, offset)};
   }
+  __device__ MaxMap of_lane(int lane) const {
+    return {__shfl_sync(0xFFFFFFFFU, b, lane), __shfl_sync(0xFFFFFFFFU, top, lane)};
+  }
 };
+
+// The max state that such a map makes of m, rounded to the type in which states keep it: a state then says exactly what
+// it was scaled by.
+template <class Real>
+__device__ double max_state(const Call<Real>& call, double m, const MaxMap& map) {
+  return call.exponential ? static_cast<double>(static_cast<Real>(map.b + fmax(m, map.top))) : 0.0;
+}
 
 // Kernels with one warp per chunk and head: a block has as many neighbouring heads of a chunk as warps.
 constexpr int chunk_threads = 256;
@@ -132,12 +142,22 @@ struct ChunkScan {
       read(chunk, start, count);
       __syncthreads();
       all = scan<Visits>(all);
-      if (!Visits || head >= call.heads) continue;
-      __syncwarp();
-      for (int t = lane; t < count; t += warp_size)
-        visit(start + t, shared.b[warp][t], shared.c[warp][t], shared.top[warp][t]);
+      if (Visits && head < call.heads)
+        this->visit(count, [&](int t, double b, double c, double top) { visit(start + t, b, c, top); });
     }
     return all;
+  }
+
+  // The same for a chunk that is no longer than a slab, which stays in shared memory to be visited later.
+  __device__ __forceinline__ MaxMap whole(const Chunk& chunk) {
+    read(chunk, 0, chunk.length);
+    __syncthreads();
+    return scan<true>(MaxMap());
+  }
+  template <class Visit>
+  __device__ __forceinline__ void visit(int count, const Visit& visit) {
+    __syncwarp();
+    for (int t = lane; t < count; t += warp_size) visit(t, shared.b[warp][t], shared.c[warp][t], shared.top[warp][t]);
   }
 
  private:
@@ -187,6 +207,36 @@ struct ChunkScan {
             __shfl_sync(0xFFFFFFFFU, top[tokens_per_lane - 1], warp_size - 1)};
   }
 };
+
+// exp(x). float32 work has no use for all digits of a double's: with it gate_vectors took 35 us instead of 22 (H200).
+__device__ double exponential(double x, double /*as*/) { return exp(x); }
+__device__ float exponential(double x, float /*as*/) {
+  float2 parts;
+  as_exponent(x, parts);
+  return exp2f(parts.x) * (1 + static_cast<float>(1 / log2_e) * parts.y);
+}
+
+// The max state before and after a chunk, and the sum of its log f.
+struct ChunkEnds {
+  double m_start, m_end, b_last;
+};
+
+// What matrix kernels read of token t, by where the vectors of its chunk and head begin.
+template <class Real>
+__device__ __forceinline__ void write_vectors(const Call<Real>& call, std::int64_t at, const ChunkEnds& ends, double b,
+                                              double c, double top) {
+  const double u = call.exponential ? -fmax(ends.m_start, top) : b;  // b - m, but not as that difference: it rounds
+  as_exponent(u, call.u[at]);
+  as_exponent(c, call.log_c[at]);
+  call.qbar[at] = exponential(u + ends.m_start, Real{});
+  call.abar[at] = exponential(ends.b_last + c - ends.m_end, Real{});
+  if (!call.normalized && call.h.data != nullptr) {  // backward has them from forward, or makes them
+    call.inverse[at] = 1;
+    call.slope[at] = 0;
+  }
+  if (call.floor != nullptr) call.floor[at] = exponential(u - b, Real{});
+  if (call.c != nullptr) call.c[at] = c;
+}
 
 // The chunk table, b and top of every chunk and head, and the list of segments of packed sequences.
 template <class Real, class Work, int TokensPerLane, bool Lists>
@@ -240,8 +290,7 @@ __global__ void __launch_bounds__(scan_threads) sequence_scan_kernel(Call<Real> 
     if (thread % warp_size == warp_size - 1) warp_maps[warp] = map;
     __syncthreads();
     for (int w = warp - 1; w >= 0; --w) map = map.after(warp_maps[w]);
-    // m after chunk x, rounded to the type in which states keep it: a state then says exactly what it was scaled by.
-    const double end = call.exponential ? static_cast<double>(static_cast<Real>(map.b + fmax(m, map.top))) : 0.0;
+    const double end = max_state(call, m, map);  // m after chunk x
     ends[thread] = end;
     __syncthreads();
     if (x < count) {
@@ -259,14 +308,6 @@ __global__ void __launch_bounds__(scan_threads) sequence_scan_kernel(Call<Real> 
   }
 }
 
-// exp(x). float32 work has no use for all digits of a double's: with it gate_vectors took 35 us instead of 22 (H200).
-__device__ double exponential(double x, double /*as*/) { return exp(x); }
-__device__ float exponential(double x, float /*as*/) {
-  float2 parts;
-  as_exponent(x, parts);
-  return exp2f(parts.x) * (1 + static_cast<float>(1 / log2_e) * parts.y);
-}
-
 // The vectors that matrix kernels read. The scan inside the chunk is done again rather than kept, which would take
 // 24 bytes of scratch per token and head.
 template <class Real, class Work, int TokensPerLane>
@@ -281,25 +322,102 @@ __global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, TokensPerLan
   if (chunk.length == 0) return;
   const std::int64_t at = call.vector(chunk, scan.head);
   const std::int64_t unit = min(scan.unit, call.numbers * call.heads - 1);  // heads beyond the last visit nothing
-  const double m_start = call.m_start[unit], m_end = call.m_end[unit], b_last = call.b_last[unit];
-  scan.template run<true>(chunk, [&](int t, double b, double c, double top) {
-    const double u = call.exponential ? -fmax(m_start, top) : b;  // b - m, but not as that difference: it rounds
-    as_exponent(u, call.u[at + t]);
-    as_exponent(c, call.log_c[at + t]);
-    call.qbar[at + t] = exponential(u + m_start, Real{});
-    call.abar[at + t] = exponential(b_last + c - m_end, Real{});
-    if (!call.normalized && call.h.data != nullptr) {  // backward has them from forward, or makes them
-      call.inverse[at + t] = 1;
-      call.slope[at + t] = 0;
+  const ChunkEnds ends{call.m_start[unit], call.m_end[unit], call.b_last[unit]};
+  scan.template run<true>(chunk,
+                          [&](int t, double b, double c, double top) { write_vectors(call, at + t, ends, b, c, top); });
+}
+
+// All three in one kernel, for dense batches of few chunks that fit a slab: a block waits for the maps of the chunks
+// before its own, which blocks before it have left by then, since blocks start in the order of their numbers and leave
+// theirs before they wait. Maps are their own flags: memory is filled with `unwritten` first.
+constexpr unsigned long long unwritten = ~0ULL;
+constexpr int most_awaited = 256;
+
+__device__ __forceinline__ void leave(double* to, double x) {
+  *reinterpret_cast<volatile double*>(to) = x == x ? x : NAN;  // no NaN with other bits, which could be `unwritten`
+}
+__device__ __forceinline__ double await(const double* from) {
+  unsigned long long bits;
+  do {
+    bits = *reinterpret_cast<const volatile unsigned long long*>(from);
+  } while (bits == unwritten);
+  return __longlong_as_double(static_cast<long long>(bits));
+}
+
+// Maps of chunks [0, x) and [0, x] of a sequence, by a warp. Always composed in the same order, so that the end of a
+// chunk is the start of the next one to the last bit: 32 by 32, one after the other.
+template <class Real>
+__device__ __forceinline__ void await_maps(const Call<Real>& call, std::int64_t first, int head, int x, MaxMap& before,
+                                           MaxMap& with_own) {
+  const int lane = static_cast<int>(threadIdx.x) % warp_size;
+  MaxMap earlier;
+  for (int base = 0;; base += warp_size) {
+    MaxMap map;
+    if (base + lane <= x) {
+      const std::int64_t unit = (first + base + lane) * call.heads + head;
+      map = {await(call.b_last + unit), await(call.top + unit)};
     }
-    if (call.floor != nullptr) call.floor[at + t] = exponential(u - b, Real{});
-    if (call.c != nullptr) call.c[at + t] = c;
-  });
+#pragma unroll
+    for (int offset = 1; offset < warp_size; offset *= 2) {
+      const MaxMap left = map.lane_before(offset);
+      if (lane >= offset) map = map.after(left);
+    }
+    map = map.after(earlier);
+    const int own = x - base;
+    if (own < warp_size) {
+      with_own = map.of_lane(own);
+      before = own == 0 ? earlier : map.of_lane(own - 1);
+      return;
+    }
+    earlier = map.of_lane(warp_size - 1);
+  }
+}
+
+template <class Real, class Work, int TokensPerLane>
+__global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, TokensPerLane>) gates_kernel(Call<Real> call) {
+  using Scan = ChunkScan<Real, Work, TokensPerLane>;
+  __shared__ typename Scan::Slab slab;
+  arch::after_previous_kernel();
+  arch::let_next_kernel_start();
+  Scan scan(call, slab);
+  const Chunk chunk = chunk_at(call, scan.number);
+  if (threadIdx.x == 0 && scan.first_head == 0) call.chunks[scan.number] = chunk;
+  const MaxMap own = scan.whole(chunk);
+  if (scan.head >= call.heads) return;
+  if (scan.lane == 0) {
+    leave(call.b_last + scan.unit, own.b);
+    leave(call.top + scan.unit, own.top);
+  }
+  MaxMap before, with_own;
+  const int x = static_cast<int>(scan.number) - chunk.first;
+  await_maps(call, chunk.first, scan.head, x, before, with_own);
+  double m0 = 0;
+  if (call.m0.data != nullptr)
+    m0 = static_cast<const Real*>(call.m0.data)[chunk.sequence * call.m0.sequence + scan.head * call.m0.head];
+  const auto after = [&](const MaxMap& map) { return max_state(call, m0, map); };
+  const ChunkEnds ends{x == 0 ? m0 : after(before), after(with_own), own.b};
+  if (scan.lane == 0) {
+    call.m_start[scan.unit] = ends.m_start;
+    call.m_end[scan.unit] = ends.m_end;
+    call.gbar[scan.unit] = static_cast<Real>(exp(own.b + ends.m_start - ends.m_end));
+    if (x + 1 == call.chunks_per_row && call.m_last.data != nullptr)
+      static_cast<Real*>(call.m_last.data)[chunk.sequence * call.m_last.sequence + scan.head * call.m_last.head] =
+          static_cast<Real>(ends.m_end);
+  }
+  const std::int64_t at = call.vector(chunk, scan.head);
+  scan.visit(chunk.length,
+             [&](int t, double b, double c, double top) { write_vectors(call, at + t, ends, b, c, top); });
 }
 
 template <class Work, int TokensPerLane, class Real>
 void launch_gates_in(const Call<Real>& call, cudaStream_t stream) {
   const std::int64_t chunks = call.numbers * head_groups(call);
+  if (call.cu_seqlens == nullptr && call.tokens > 0 && call.L <= TokensPerLane * warp_size &&
+      call.chunks_per_row <= most_awaited) {
+    const std::size_t bytes = sizeof(double) * static_cast<std::size_t>(call.numbers * call.heads);
+    check(cudaMemsetAsync(call.b_last, 0xFF, 2 * bytes, stream), "cudaMemsetAsync");  // and `top`, which follows it
+    return launch_chained("gates", gates_kernel<Real, Work, TokensPerLane>, chunks, chunk_threads, 0, stream, call);
+  }
   auto chunk_totals = chunk_totals_kernel<Real, Work, TokensPerLane, false>;
   if constexpr (std::is_same_v<Work, float>) {  // Hopper's kernels are for 16-bit tensors
     if (call.parts != nullptr && call.cu_seqlens != nullptr)
