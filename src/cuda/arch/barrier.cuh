@@ -52,5 +52,6 @@ __device__ __forceinline__ void more_registers() {
 // registers.
 __device__ __forceinline__ void forget(std::int64_t& x) { asm volatile("" : "+l"(x)); }
 __device__ __forceinline__ void forget(int& x) { asm volatile("" : "+r"(x)); }
+__device__ __forceinline__ void forget(unsigned& x) { asm volatile("" : "+r"(x)); }
 
 }  // namespace tfla::cuda::arch

@@ -74,9 +74,10 @@ struct Maps {
 };
 
 struct Shape {
-  int column_tiles, items, blocks;
-  float scale, eps;             // as the grid's size, from here they take no registers (Roles::lean)
+  int column_tiles, items;
   int kept_shift, kept_chunks;  // log2 of the blocks between kept states, and how many of these a sequence has
+  int blocks;                   // the size of the grid; from here it and the next take no registers (Roles::lean)
+  float scale, eps;
 };
 
 // The blocks of 64 tokens of one segment, and the columns.
@@ -104,7 +105,8 @@ struct Block {
   using Space = forward::Space<M, N>;
   // Wide states that are kept have room for both terms of keys in two sets of registers.
   static constexpr auto terms = !Keep ? Terms::one : Space::wide ? Terms::two : Terms::two_in_turn;
-  using Tile = std::conditional_t<Space::wide, StateTile<M / 2, N, terms, 1, Keep ? 2 : 3>, StateTile<M, N, terms>>;
+  using Tile =
+      std::conditional_t<Space::wide, StateTile<M / 2, N, terms, 1, Keep ? 2 : 3, true>, StateTile<M, N, terms>>;
   static constexpr auto depth = arch::Major::depth, across = arch::Major::across;
   using Slots = Ring<Space::slots>;  // of Q and of V, which go round together
   using KeySlots = Ring<Space::k_slots>;
