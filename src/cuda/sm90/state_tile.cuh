@@ -66,8 +66,10 @@ enum class Terms { one, two, two_in_turn };
 
 // Together: 64-row parts whose operands are made at a time. Sets: of them in registers; one is made while the others
 // are multiplied.
-template <int M, int N, Terms Keys, int Together = (M > 1 ? 2 : 1), int Sets = 2>
+// Pairs: keys are weighted two at a time, by weights in two bfloat16, and summed up to n by a product.
+template <int M, int N, Terms Keys, int Together = (M > 1 ? 2 : 1), int Sets = 2, bool Pairs = false>
 struct StateTile {
+  static_assert(!Pairs || (Together == 1 && Keys != Terms::two_in_turn));
   static constexpr int together = Together;
   float c[M][N / 2];
 
@@ -132,6 +134,7 @@ struct StateTile {
   // weight X over this thread's tokens go to n. The products are under way on return.
   template <class Weight>
   __device__ __forceinline__ void add(unsigned x, unsigned y, const Lane& at, const Weight& weight, float (&n)[M][2]) {
+    if constexpr (Pairs) return add_pairs(x, y, at, weight, n);
     Weighted parts[Sets];
     constexpr int turns = Keys == Terms::two_in_turn ? 2 : 1;
     constexpr int groups = M / together, steps = block_tokens / 16 * groups * turns;
@@ -158,6 +161,58 @@ struct StateTile {
   }
 
  private:
+  template <class Weight>
+  __device__ __forceinline__ void add_pairs(unsigned x, unsigned y, const Lane& at, const Weight& weight,
+                                            float (&n)[M][2]) {
+    Weighted parts[Sets];
+    const std::uint64_t values = arch::tile_descriptor(y, panel_bytes);
+    // Weights in three terms, in three columns of eight: n is their product with the keys.
+    const int term = at.lane / 4;
+    const uint32_t first = term == 0 ? ~0U : 0, second = term == 1 ? ~0U : 0, third = term == 2 ? ~0U : 0;
+    hold();
+#pragma unroll
+    for (int k = 0; k < block_tokens / 16; ++k) {
+      uint32_t high[2], low[2], column[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float2 w = weight(16 * k + 8 * h + at.pair);
+        high[h] = arch::round_pair(w);
+        const float2 a = arch::widen_pair(high[h]), rest{w.x - a.x, w.y - a.y};
+        low[h] = arch::round_pair(rest);
+        const float2 b = arch::widen_pair(low[h]);
+        const uint32_t lowest = arch::round_pair({rest.x - b.x, rest.y - b.y});
+        column[h] = (high[h] & first) | (low[h] & second) | (lowest & third);
+      }
+#pragma unroll
+      for (int m = 0; m < M; ++m) {
+        const int s = k * M + m;
+        Weighted& part = parts[s % Sets];
+        if (s >= Sets) arch::products_wait<Sets - 1>();
+        uint32_t raw[4];
+        arch::load_tiles_transposed(raw, x + m * panel_bytes + k * 16 * 128 + at.transposed_row());
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if constexpr (Keys == Terms::two) {
+            part.high[0][e] = arch::multiply_pairs(raw[e], high[e / 2]);
+            const uint32_t rest = arch::multiply_add_pairs(raw[e], high[e / 2], arch::negate_pair(part.high[0][e]));
+            part.low[0][e] = arch::multiply_add_pairs(raw[e], low[e / 2], rest);
+          } else {
+            part.high[0][e] = arch::multiply_add_pairs(raw[e], high[e / 2], arch::multiply_pairs(raw[e], low[e / 2]));
+          }
+        }
+        float sums[4] = {0, 0, 0, 0};  // of 16 tokens: tensor cores do not round as an addition does
+        arch::multiply_add(sums, raw, column[0], column[1], __nv_bfloat16{});
+        arch::products_begin();
+        arch::multiply<__nv_bfloat16, arch::Major::across>(c[m], part.high[0], values + k * (16 * 128 / 16), true);
+        if constexpr (Keys == Terms::two)
+          arch::multiply<__nv_bfloat16, arch::Major::across>(c[m], part.low[0], values + k * (16 * 128 / 16), true);
+        arch::products_commit();
+        n[m][0] += sums[0] + sums[1];
+        n[m][1] += sums[2] + sums[3];
+      }
+    }
+  }
+
   __device__ __forceinline__ void load(Weighted& part, bool second_term, unsigned x, float2 first_weights,
                                        float2 next_weights, float (&n)[M][2], int first) {
 #pragma unroll

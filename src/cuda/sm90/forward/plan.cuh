@@ -78,9 +78,10 @@ struct PackedMaps : Maps {
 };
 
 struct Shape {
-  int column_tiles, items, blocks;
-  float scale, eps;             // as the grid's size, from here they take no registers (Roles::lean)
+  int column_tiles, items;
   int kept_shift, kept_chunks;  // log2 of the blocks between kept states, and how many of these a sequence has
+  int blocks;                   // the size of the grid; from here it and the next take no registers (Roles::lean)
+  float scale, eps;
 };
 struct PackedShape : Shape {
   Units units;
@@ -136,10 +137,12 @@ struct Block {
   using Maps = std::conditional_t<Packed, PackedMaps, forward::Maps>;
   using Shape = std::conditional_t<Packed, PackedShape, forward::Shape>;
   using Space = forward::Space<M, N>;
-  // Wide states that are kept have room for both terms of keys in two sets of registers.
+  // Wide states that are kept have room for both terms of keys in two sets of registers. With keys in pairs 4 bytes
+  // spill where sequences are packed.
   static constexpr bool lean = Space::lean || Packed;  // as Roles::lean; packed sequences take registers too
   static constexpr auto terms = !Keep ? Terms::one : Space::wide ? Terms::two : Terms::two_in_turn;
-  using Tile = std::conditional_t<Space::wide, StateTile<M / 2, N, terms, 1, Keep ? 2 : 3>, StateTile<M, N, terms>>;
+  using Tile =
+      std::conditional_t<Space::wide, StateTile<M / 2, N, terms, 1, Keep ? 2 : 3, !Packed>, StateTile<M, N, terms>>;
   static constexpr auto depth = arch::Major::depth, across = arch::Major::across;
   using Slots = Ring<Space::slots>;  // of Q and of V, which go round together
   using KeySlots = Ring<Space::k_slots>;
