@@ -331,7 +331,7 @@ __global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, TokensPerLan
 // before its own, which blocks before it have left by then, since blocks start in the order of their numbers and leave
 // theirs before they wait. Maps are their own flags: memory is filled with `unwritten` first.
 constexpr unsigned long long unwritten = ~0ULL;
-constexpr int most_awaited = 256;
+constexpr int most_awaited = 32;
 
 __device__ __forceinline__ void leave(double* to, double x) {
   *reinterpret_cast<volatile double*>(to) = x == x ? x : NAN;  // no NaN with other bits, which could be `unwritten`

@@ -130,8 +130,9 @@ struct StateTile {
     return sum;
   }
 
-  // Adds 64 tokens: (weight X)^T Y. X: M panels, Y: N / 64 panels; weight(k) gives those of tokens k and k + 1. Sums of
-  // weight X over this thread's tokens go to n. The products are under way on return.
+  // Adds 64 tokens: (weight X)^T Y. X: M panels, from the lane's transposed_row on; Y: N / 64 panels; weight(k) gives
+  // those of tokens k and k + 1. Sums of weight X over this thread's tokens go to n. The products are under way on
+  // return.
   template <class Weight>
   __device__ __forceinline__ void add(unsigned x, unsigned y, const Lane& at, const Weight& weight, float (&n)[M][2]) {
     if constexpr (Pairs) return add_pairs(x, y, at, weight, n);
@@ -145,7 +146,7 @@ struct StateTile {
       const int k = s / turns / groups, first = s / turns % groups * together;
       Weighted& part = parts[s % Sets];
       if (s >= Sets) arch::products_wait<Sets - 1>();  // the products that read these registers are done
-      load(part, s % turns == 1, x + first * panel_bytes + k * 16 * 128 + at.transposed_row(), weight(16 * k + at.pair),
+      load(part, s % turns == 1, x + first * panel_bytes + k * 16 * 128, weight(16 * k + at.pair),
            weight(16 * k + 8 + at.pair), n, first);
       arch::products_begin();
 #pragma unroll
@@ -189,7 +190,7 @@ struct StateTile {
         Weighted& part = parts[s % Sets];
         if (s >= Sets) arch::products_wait<Sets - 1>();
         uint32_t raw[4];
-        arch::load_tiles_transposed(raw, x + m * panel_bytes + k * 16 * 128 + at.transposed_row());
+        arch::load_tiles_transposed(raw, x + m * panel_bytes + k * 16 * 128);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           if constexpr (Keys == Terms::two) {

@@ -62,7 +62,8 @@ struct Carrier : Block<M, N, Normalized, Keep, Packed> {
           n[m][1] *= decay;
         }
         tile.add(
-            at(Space::k, k.slot, Space::part_bytes), at(Space::v, ring.slot, Space::v_bytes), lane,
+            at(Space::k, k.slot, Space::part_bytes) + here(lane).transposed_row(),
+            at(Space::v, ring.slot, Space::v_bytes), lane,
             [&](int t) { return arch::read_float2(gates + Space::abar + 4 * t); }, n);
         if (here(lane).lane == 0) arch::arrive(at(Space::k_empty, k.slot));
         arch::products_wait<0>();

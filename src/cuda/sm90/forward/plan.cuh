@@ -137,12 +137,13 @@ struct Block {
   using Maps = std::conditional_t<Packed, PackedMaps, forward::Maps>;
   using Shape = std::conditional_t<Packed, PackedShape, forward::Shape>;
   using Space = forward::Space<M, N>;
-  // Wide states that are kept have room for both terms of keys in two sets of registers. With keys in pairs 4 bytes
-  // spill where sequences are packed.
   static constexpr bool lean = Space::lean || Packed;  // as Roles::lean; packed sequences take registers too
-  static constexpr auto terms = !Keep ? Terms::one : Space::wide ? Terms::two : Terms::two_in_turn;
-  using Tile =
-      std::conditional_t<Space::wide, StateTile<M / 2, N, terms, 1, Keep ? 2 : 3, !Packed>, StateTile<M, N, terms>>;
+  // In pairs where one term of keys is not enough, or the state is wide; with 64 rows it spills.
+  static constexpr bool pairs = Space::wide || (Keep && M == 2);
+  static constexpr auto terms = !Keep ? Terms::one : pairs ? Terms::two : Terms::two_in_turn;
+  // Kept states have room for both terms of keys in two sets of registers.
+  using Tile = std::conditional_t<pairs || Space::wide, StateTile<Space::part_panels, N, terms, 1, Keep ? 2 : 3, pairs>,
+                                  StateTile<M, N, terms>>;
   static constexpr auto depth = arch::Major::depth, across = arch::Major::across;
   using Slots = Ring<Space::slots>;  // of Q and of V, which go round together
   using KeySlots = Ring<Space::k_slots>;

@@ -70,7 +70,7 @@ struct Carrier : Block<Direction, Which, M, N, Packed> {
         }
         const unsigned slot = space + ring.slot * Space::slot_bytes;
         tile.add(
-            slot, slot + Space::x_bytes + warpgroup * Space::y_bytes, at,
+            slot + at.transposed_row(), slot + Space::x_bytes + warpgroup * Space::y_bytes, at,
             [&](int t) {
               const float2 w = arch::read_float2(weights + 4 * t);
               if (!reverse) return w;

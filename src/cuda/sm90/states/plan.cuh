@@ -141,9 +141,11 @@ struct Block {
   using Maps = std::conditional_t<Packed, PackedMaps, states::Maps>;
   using Shape = std::conditional_t<Packed, PackedShape, states::Shape>;
   using Space = states::Space<Direction, M, N>;
-  using Tile = StateTile<M, N, Which == Pass::rough_totals ? Terms::one : Terms::two>;
   static constexpr bool reverse = Direction == Time::reverse;
   static constexpr bool proper = Which == Pass::proper;
+  static constexpr bool pairs = !proper || M == 1;
+  static constexpr auto terms = Which == Pass::rough_totals ? Terms::one : Terms::two;
+  using Tile = std::conditional_t<pairs, StateTile<M, N, terms, 1, 2, true>, StateTile<M, N, terms>>;
   static constexpr int row_step = 64 * M, column_step = warpgroups * N;
 
   const Call<float>& call;
