@@ -84,7 +84,6 @@ struct Call {
   Real* inverse;         // [H,tokens] 1 / den
   Real* deta;            // [H,tokens] gradient of q.n; exact normalizer gradient only
   double* b_last;        // [numbers,H] sum of log f over each chunk
-  double* top;           // [numbers,H] its maximum of log i - b, right behind b_last
   double* m_start;       // [numbers,H] max state at the start of each chunk
   double* m_end;         // [numbers,H] and at its end
   Real* gbar;            // [numbers,H] decay of the state over the chunk

@@ -73,8 +73,7 @@ void carve(Arena& arena, Arena& kept, const Plan& plan, Call<typename Config<T>:
   call.log_c = arena.take<typename Call<Real>::Log>(vectors);
   for (Real** vector : {&call.qbar, &call.abar}) *vector = arena.take<Real>(vectors);
   if (is_16_bit<T> && plan.operation == Operation::forward) call.floor = arena.take<Real>(vectors);
-  call.b_last = arena.take<double>(2 * chunks);
-  call.top = call.b_last == nullptr ? nullptr : call.b_last + chunks;
+  call.b_last = arena.take<double>(chunks);
   call.m_start = arena.take<double>(chunks);
   call.m_end = arena.take<double>(chunks);
   call.gbar = arena.take<Real>(chunks);

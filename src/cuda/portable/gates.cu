@@ -121,10 +121,10 @@ struct ChunkScan {
   std::int64_t number, unit;
   int first_head, warp, lane, head;
 
-  __device__ ChunkScan(const Call<Real>& of, Slab& memory) : call(of), shared(memory) {
-    const unsigned groups = head_groups(call);
-    number = blockIdx.x / groups;
-    first_head = static_cast<int>(blockIdx.x % groups * heads_per_block);
+  __device__ ChunkScan(const Call<Real>& of, Slab& memory)
+      : ChunkScan(of, memory, blockIdx.x / head_groups(of), blockIdx.x % head_groups(of)) {}
+  __device__ ChunkScan(const Call<Real>& of, Slab& memory, std::int64_t chunk_number, unsigned group)
+      : call(of), shared(memory), number(chunk_number), first_head(static_cast<int>(group * heads_per_block)) {
     warp = static_cast<int>(threadIdx.x) / warp_size;
     lane = static_cast<int>(threadIdx.x) % warp_size;
     head = first_head + warp;
@@ -327,97 +327,70 @@ __global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, TokensPerLan
                           [&](int t, double b, double c, double top) { write_vectors(call, at + t, ends, b, c, top); });
 }
 
-// All three in one kernel, for dense batches of few chunks that fit a slab: a block waits for the maps of the chunks
-// before its own, which blocks before it have left by then, since blocks start in the order of their numbers and leave
-// theirs before they wait. Maps are their own flags: memory is filled with `unwritten` first.
-constexpr unsigned long long unwritten = ~0ULL;
-constexpr int most_awaited = 32;
-
-__device__ __forceinline__ void leave(double* to, double x) {
-  *reinterpret_cast<volatile double*>(to) = x == x ? x : NAN;  // no NaN with other bits, which could be `unwritten`
-}
-__device__ __forceinline__ double await(const double* from) {
-  unsigned long long bits;
-  do {
-    bits = *reinterpret_cast<const volatile unsigned long long*>(from);
-  } while (bits == unwritten);
-  return __longlong_as_double(static_cast<long long>(bits));
-}
-
-// Maps of chunks [0, x) and [0, x] of a sequence, by a warp. Always composed in the same order, so that the end of a
-// chunk is the start of the next one to the last bit: 32 by 32, one after the other.
-template <class Real>
-__device__ __forceinline__ void await_maps(const Call<Real>& call, std::int64_t first, int head, int x, MaxMap& before,
-                                           MaxMap& with_own) {
-  const int lane = static_cast<int>(threadIdx.x) % warp_size;
-  MaxMap earlier;
-  for (int base = 0;; base += warp_size) {
-    MaxMap map;
-    if (base + lane <= x) {
-      const std::int64_t unit = (first + base + lane) * call.heads + head;
-      map = {await(call.b_last + unit), await(call.top + unit)};
-    }
-#pragma unroll
-    for (int offset = 1; offset < warp_size; offset *= 2) {
-      const MaxMap left = map.lane_before(offset);
-      if (lane >= offset) map = map.after(left);
-    }
-    map = map.after(earlier);
-    const int own = x - base;
-    if (own < warp_size) {
-      with_own = map.of_lane(own);
-      before = own == 0 ? earlier : map.of_lane(own - 1);
-      return;
-    }
-    earlier = map.of_lane(warp_size - 1);
-  }
-}
-
+// All three in one kernel, for dense batches of few chunks that fit a slab. The blocks of a row are a cluster, and each
+// reads what the chunks before its own do to the max state from their blocks.
 template <class Real, class Work, int TokensPerLane>
 __global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, TokensPerLane>) gates_kernel(Call<Real> call) {
+#if __CUDA_ARCH__ >= 900  // never launched on anything older
   using Scan = ChunkScan<Real, Work, TokensPerLane>;
   __shared__ typename Scan::Slab slab;
+  __shared__ MaxMap maps[heads_per_block];
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
-  Scan scan(call, slab);
+  const auto chunks = static_cast<unsigned>(call.chunks_per_row);
+  const unsigned cluster = blockIdx.x / chunks, x = blockIdx.x % chunks, groups = head_groups(call);
+  Scan scan(call, slab, static_cast<std::int64_t>(cluster / groups) * chunks + x, cluster % groups);
   const Chunk chunk = chunk_at(call, scan.number);
   if (threadIdx.x == 0 && scan.first_head == 0) call.chunks[scan.number] = chunk;
   const MaxMap own = scan.whole(chunk);
-  if (scan.head >= call.heads) return;
-  if (scan.lane == 0) {
-    leave(call.b_last + scan.unit, own.b);
-    leave(call.top + scan.unit, own.top);
+  if (scan.lane == 0) maps[scan.warp] = own;
+  arch::cluster_arrive();
+  arch::cluster_wait();
+  // Always composed in the same order, so that the end of a chunk is the start of the next one to the last bit.
+  MaxMap map;
+  if (scan.lane <= static_cast<int>(x)) {
+    const MaxMap& there = maps[scan.warp];
+    map = {arch::read_from_block(there.b, scan.lane), arch::read_from_block(there.top, scan.lane)};
   }
-  MaxMap before, with_own;
-  const int x = static_cast<int>(scan.number) - chunk.first;
-  await_maps(call, chunk.first, scan.head, x, before, with_own);
-  double m0 = 0;
-  if (call.m0.data != nullptr)
-    m0 = static_cast<const Real*>(call.m0.data)[chunk.sequence * call.m0.sequence + scan.head * call.m0.head];
-  const auto after = [&](const MaxMap& map) { return max_state(call, m0, map); };
-  const ChunkEnds ends{x == 0 ? m0 : after(before), after(with_own), own.b};
-  if (scan.lane == 0) {
-    call.m_start[scan.unit] = ends.m_start;
-    call.m_end[scan.unit] = ends.m_end;
-    call.gbar[scan.unit] = static_cast<Real>(exp(own.b + ends.m_start - ends.m_end));
-    if (x + 1 == call.chunks_per_row && call.m_last.data != nullptr)
-      static_cast<Real*>(call.m_last.data)[chunk.sequence * call.m_last.sequence + scan.head * call.m_last.head] =
-          static_cast<Real>(ends.m_end);
+  __syncwarp();
+  arch::cluster_arrive_relaxed();  // this block has read what it wants
+#pragma unroll
+  for (int offset = 1; offset < static_cast<int>(most_cluster_blocks); offset *= 2) {
+    const MaxMap left = map.lane_before(offset);
+    if (scan.lane >= offset) map = map.after(left);
   }
-  const std::int64_t at = call.vector(chunk, scan.head);
-  scan.visit(chunk.length,
-             [&](int t, double b, double c, double top) { write_vectors(call, at + t, ends, b, c, top); });
+  if (scan.head < call.heads) {
+    double m0 = 0;
+    if (call.m0.data != nullptr)
+      m0 = static_cast<const Real*>(call.m0.data)[chunk.sequence * call.m0.sequence + scan.head * call.m0.head];
+    const int before = max(static_cast<int>(x) - 1, 0);
+    const double m_end = max_state(call, m0, map.of_lane(static_cast<int>(x)));
+    const ChunkEnds ends{x == 0 ? m0 : max_state(call, m0, map.of_lane(before)), m_end, own.b};
+    if (scan.lane == 0) {
+      call.b_last[scan.unit] = own.b;
+      call.m_start[scan.unit] = ends.m_start;
+      call.m_end[scan.unit] = ends.m_end;
+      call.gbar[scan.unit] = static_cast<Real>(exp(own.b + ends.m_start - ends.m_end));
+      if (x + 1 == chunks && call.m_last.data != nullptr)
+        static_cast<Real*>(call.m_last.data)[chunk.sequence * call.m_last.sequence + scan.head * call.m_last.head] =
+            static_cast<Real>(ends.m_end);
+    }
+    const std::int64_t at = call.vector(chunk, scan.head);
+    scan.visit(chunk.length,
+               [&](int t, double b, double c, double top) { write_vectors(call, at + t, ends, b, c, top); });
+  }
+  __syncwarp();
+  arch::cluster_wait();  // nobody reads from this block any more
+#endif
 }
 
 template <class Work, int TokensPerLane, class Real>
 void launch_gates_in(const Call<Real>& call, cudaStream_t stream) {
   const std::int64_t chunks = call.numbers * head_groups(call);
-  if (call.cu_seqlens == nullptr && call.tokens > 0 && call.L <= TokensPerLane * warp_size &&
-      call.chunks_per_row <= most_awaited) {
-    const std::size_t bytes = sizeof(double) * static_cast<std::size_t>(call.numbers * call.heads);
-    check(cudaMemsetAsync(call.b_last, 0xFF, 2 * bytes, stream), "cudaMemsetAsync");  // and `top`, which follows it
-    return launch_chained("gates", gates_kernel<Real, Work, TokensPerLane>, chunks, chunk_threads, 0, stream, call);
-  }
+  if (runs_sm90_code() && call.cu_seqlens == nullptr && call.tokens > 0 && call.L <= TokensPerLane * warp_size &&
+      call.chunks_per_row <= static_cast<int>(most_cluster_blocks))
+    return launch_clusters("gates", gates_kernel<Real, Work, TokensPerLane>, static_cast<unsigned>(call.chunks_per_row),
+                           chunks, chunk_threads, 0, stream, call);
   auto chunk_totals = chunk_totals_kernel<Real, Work, TokensPerLane, false>;
   if constexpr (std::is_same_v<Work, float>) {  // Hopper's kernels are for 16-bit tensors
     if (call.parts != nullptr && call.cu_seqlens != nullptr)
