@@ -1,6 +1,6 @@
 // Stage `step` for one token of each of many states, in two launches: the scalars of all tokens with n and m, then C in
 // strips of columns. With n and m out of the way, blocks need neither each other nor the chain from the gates to the
-// first product, and can be small: what the last ones leave idle is less than the first launch costs.
+// first product, and can be small: less is idle while the last ones end. That saves more than the second launch costs.
 #pragma once
 
 #include "cuda/arch/cluster.cuh"
@@ -14,7 +14,7 @@ namespace many {
 inline constexpr int token_threads = 128;  // a warp per state
 inline constexpr int column_groups = 16;   // threads side by side on a row of C, four columns each
 inline constexpr int row_groups = step_threads / column_groups;
-inline constexpr int ahead = 4;   // rows of a thread on their way: more only take room in the L2 cache
+inline constexpr int ahead = 4;   // rows of a thread on their way
 inline constexpr int blocks = 3;  // on a multiprocessor
 inline constexpr int piece = Piece<float>::size;
 inline constexpr int width = column_groups * piece;
