@@ -138,8 +138,8 @@ struct Block {
   using Shape = std::conditional_t<Packed, PackedShape, forward::Shape>;
   using Space = forward::Space<M, N>;
   static constexpr bool lean = Space::lean || Packed;  // as Roles::lean; packed sequences take registers too
-  // In pairs where one term of keys is not enough, or the state is wide; with 64 rows it spills.
-  static constexpr bool pairs = Space::wide || (Keep && M == 2);
+  // In pairs where n or a second term of keys comes with them; with 64 rows it spills.
+  static constexpr bool pairs = Space::wide ? Normalized || Keep : Keep && M == 2;
   static constexpr auto terms = !Keep ? Terms::one : pairs ? Terms::two : Terms::two_in_turn;
   // Kept states have room for both terms of keys in two sets of registers.
   using Tile = std::conditional_t<pairs || Space::wide, StateTile<Space::part_panels, N, terms, 1, Keep ? 2 : 3, pairs>,
