@@ -5,14 +5,15 @@
 
 namespace tfla::cuda::sm90::forward {
 
-template <int M, int N, bool Normalized, bool Keep, bool Packed>
-struct Carrier : Block<M, N, Normalized, Keep, Packed> {
-  using Base = Block<M, N, Normalized, Keep, Packed>;
+template <class T, int M, int N, bool Normalized, bool Keep, bool Packed>
+struct Carrier : Block<T, M, N, Normalized, Keep, Packed> {
+  using Base = Block<T, M, N, Normalized, Keep, Packed>;
   using Base::at;
   using Base::call;
   using Base::each_item;
   using Base::is_kept;
   using Base::kept_unit;
+  using Base::lifted;
   using Base::maps;
   using Base::shape;
   using Base::space;
@@ -33,18 +34,26 @@ struct Carrier : Block<M, N, Normalized, Keep, Packed> {
     each_item([&](const Item& it) {
       Tile tile;
       float n[own][2];
+      float lift = 1;  // of both (float16)
       start<Which>(it, lane, tile, n);
 #pragma unroll 1
       for (int block = it.low; block < it.high; ++block, k.advance(Space::parts), ring.advance(), turn ^= 1) {
         const unsigned parity = Space::slots == 2 ? ring.slot : turn;
+        float2 lifts{1, 1};  // of the rounded C and n besides
+        if constexpr (lifted) lifts = lifts_of<Which>(tile, n, lift, parity, lane);
         arch::wait(at(Space::c_empty), parity ^ 1);
         if (Space::wide && Keep) {  // its last copy has been read by the store
           if (lane.lane == 0) arch::wait_stores_read<0>();
           __syncwarp();
         }
-        tile.publish(at(Space::state) + Which * Space::part_bytes, lane, M * panel_bytes);
+        // float16, wide: no registers are left to keep addresses.
+        tile.publish(at(Space::state) + Which * Space::part_bytes, lifted && Space::wide ? Lane::again() : lane, lifts.x,
+                     M * panel_bytes);
         const int reader = Space::outputs == 2 ? static_cast<int>(parity) : 0;
-        if (Normalized || (Keep && !Space::wide)) publish_n(reader, Which, lane, n);
+        if (Normalized || (Keep && !Space::wide)) publish_n(reader, Which, lane, n, lifts.y);
+        if (lifted && Which == 0 && lane.warp == 0 && lane.lane == 0)
+          arch::write_float2(at(Space::lifts, reader), {inverse_power(lift) * inverse_power(lifts.x),
+                                                        inverse_power(lift) * inverse_power(lifts.y)});
         arch::writes_before_copies();
         __syncwarp();
         if (lane.lane == 0) arch::arrive(at(Space::c_full, reader));
@@ -52,7 +61,13 @@ struct Carrier : Block<M, N, Normalized, Keep, Packed> {
         arch::wait(at(Space::k_full, k.slot), k.phase);
         arch::wait(at(Space::v_full, ring.slot), ring.phase);
         const unsigned gates = at(Space::gates, ring.slot, Space::gate_bytes);
-        const float decay = arch::read_float(gates + Space::decay);
+        float decay = arch::read_float(gates + Space::decay);
+        const auto weight = [&](int t) { return arch::read_float2(gates + Space::abar + 4 * t); };
+        if constexpr (lifted) {
+          const float before = lift;
+          lift = lift_of_weights(lane.pair, weight);
+          decay *= lift * inverse_power(before);
+        }
         tile.scale(decay);
 #pragma unroll
         for (int m = 0; m < own; ++m) {
@@ -61,11 +76,24 @@ struct Carrier : Block<M, N, Normalized, Keep, Packed> {
         }
         tile.add(
             at(Space::k, k.slot, Space::part_bytes), at(Space::v, ring.slot, Space::v_bytes), lane,
-            [&](int t) { return arch::read_float2(gates + Space::abar + 4 * t); }, n);
+            [&](int t) {
+              float2 w = weight(t);
+              if (lifted) w = {w.x * lift, w.y * lift};
+              return w;
+            },
+            n);
         if (lane.lane == 0) arch::arrive(at(Space::k_empty, k.slot));
         arch::products_wait<0>();
         tile.hold();
         if (lane.lane == 0) arch::arrive(at(Space::v_empty, ring.slot));
+      }
+      if constexpr (lifted) {
+        tile.scale(inverse_power(lift));
+#pragma unroll
+        for (int m = 0; m < own; ++m) {
+          n[m][0] *= inverse_power(lift);
+          n[m][1] *= inverse_power(lift);
+        }
       }
       finish<Which>(Base::lean ? again(it) : it, lane, tile, n);
     });
@@ -80,21 +108,41 @@ struct Carrier : Block<M, N, Normalized, Keep, Packed> {
     return Item(call, shape, static_cast<unsigned>(unit));
   }
 
-  // One of three bfloat16 that add up to it per lane. In the order in which the lanes of a product read it: rows 2 i,
+  // What C and n are multiplied by to be rounded. The sum over a quad is n: of its lanes, at most four times the largest.
+  template <int Which>
+  __device__ __forceinline__ float2 lifts_of(const Tile& tile, const float (&n)[own][2], float lift, unsigned turn,
+                                             const Lane& lane) const {
+    constexpr int warps = 4 * Space::carriers;
+    const auto of_warps = [&](auto largest) {
+      return largest_of_warps<warps>(largest, at(Space::largest), turn, 4 * Which + lane.warp, Base::state_barrier);
+    };
+    if constexpr (Normalized) {
+      float largest_n = 0;
+#pragma unroll
+      for (int m = 0; m < own; ++m) largest_n = fmaxf(largest_n, fmaxf(fabsf(n[m][0]), fabsf(n[m][1])));
+      const float2 largest = of_warps(float2{tile.largest(), largest_n});
+      return {lift_of_state(largest.x, lift), lift_of_state(largest.y, lift, top_of_norms)};
+    } else {
+      return {lift_of_state(of_warps(tile.largest()), lift), 1};
+    }
+  }
+
+  // One of three 16-bit numbers that add up to it per lane. In the order in which the lanes of a product read it: rows 2 i,
   // 2 i + 1, 2 i + 8, 2 i + 9 of every 16; where the state is wide, along rows of 64, swizzled.
-  __device__ __forceinline__ void publish_n(int reader, int which, const Lane& lane, const float (&n)[own][2]) const {
+  __device__ __forceinline__ void publish_n(int reader, int which, const Lane& lane, const float (&n)[own][2],
+                                            float lift) const {
     if constexpr (Base::lean) {
       const Lane now = Lane::again();  // no register is left for the address
       const int part = now.pair / 2, k = now.lane / 4, warp = now.warp;
       int from = static_cast<int>(at(Space::n, reader, Space::n_bytes));
       arch::forget(from);
-      write_terms(n, part,
+      write_terms(n, part, lift,
                   from + part * Space::n_part + which * own * Space::n_panel +
                       (Space::n_rows ? (2 * warp ^ part) * 16 + k * 2 : warp * 32 + k / 2 * 8 + k % 2 * 2),
                   [](unsigned to, int m, int h) { return (to ^ h * (Space::n_rows ? 16 : 4)) + m * Space::n_panel; });
     } else {
       const int part = lane.pair / 2, k = lane.lane / 4;
-      write_terms(n, part,
+      write_terms(n, part, lift,
                   at(Space::n, reader, Space::n_bytes) + part * Space::n_part + which * (Space::n_panel * own) +
                       lane.warp * 32 + k / 2 * 8 + k % 2 * 2,
                   [](unsigned to, int m, int h) { return to + m * Space::n_panel + h * 4; });
@@ -102,16 +150,17 @@ struct Carrier : Block<M, N, Normalized, Keep, Packed> {
   }
 
   template <class Place>
-  __device__ __forceinline__ void write_terms(const float (&n)[own][2], int part, unsigned to,
+  __device__ __forceinline__ void write_terms(const float (&n)[own][2], int part, float lift, unsigned to,
                                               const Place& place) const {
 #pragma unroll
     for (int m = 0; m < own; ++m)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         float rest = over_row(n[m][h]);
-        if (part > 0) rest -= __bfloat162float(__float2bfloat16_rn(rest));
-        if (part > 1) rest -= __bfloat162float(__float2bfloat16_rn(rest));
-        if (part < 3) arch::write_half_word(place(to, m, h), __bfloat16_as_ushort(__float2bfloat16_rn(rest)));
+        if (lifted) rest *= lift;
+        if (part > 0) rest -= from_bits<T>(to_bits<T>(rest));
+        if (part > 1) rest -= from_bits<T>(to_bits<T>(rest));
+        if (part < 3) arch::write_half_word(place(to, m, h), to_bits<T>(rest));
       }
   }
 

@@ -49,24 +49,28 @@ struct Space : Roles<M, N> {
   static constexpr int k_full = q_empty + 8 * slots * parts, k_empty = k_full + 8 * k_slots;
   static constexpr int v_full = k_empty + 8 * k_slots, v_empty = v_full + 8 * slots;
   static constexpr int c_full = v_empty + 8 * slots, c_empty = c_full + 16;  // c_full: one per outputs' warpgroup
-  static constexpr int bytes = c_empty + 8 + 1024;
+  // float16: what the readers of C and n divide by, for each warpgroup of outputs; the largest numbers of warps.
+  static constexpr int lifts = (c_empty + 8 + 15) / 16 * 16, largest = lifts + 16;
+  static constexpr int bytes = largest + 2 * 8 * 4 * Roles<M, N>::carriers + 1024;
 };
 
 // Of a thread, by what it does: 512 for one thread of each warpgroup. Found by trial, so that nothing spills.
-template <int M, int N, bool Normalized, bool Keep, bool Packed>
+template <class T, int M, int N, bool Normalized, bool Keep, bool Packed>
 struct Registers {
   using Roles = forward::Roles<M, N>;
-  static constexpr bool tall = M > 2 && N == 64;  // all rows of a state of dqk above 128 in one warpgroup
-  static constexpr int outputs = Roles::wide    ? (Packed ? 144 : 136)
-                                 : tall && Keep ? 128
-                                 : N == 64      ? (Normalized ? 136 : 144)
-                                 : M == 1       ? 160
-                                                : 144;
-  static constexpr int state = Roles::wide    ? (Packed ? 168 : 176)
-                               : tall && Keep ? 216
-                               : N == 64      ? (Normalized ? 200 : 184)
-                               : M == 1       ? 152
-                                              : 184;
+  static constexpr bool tall = M > 2 && N == 64;            // all rows of a state of dqk above 128 in one warpgroup
+  static constexpr bool more = Packed || has_lifts<T>;      // outputs need more of them
+  static constexpr bool most_state = Keep || has_lifts<T>;  // and so does the state
+  static constexpr int outputs = Roles::wide          ? (more ? 144 : 136)
+                                 : tall && most_state ? 128
+                                 : N == 64            ? (Normalized ? 136 : 144)
+                                 : M == 1             ? 160
+                                                      : 144;
+  static constexpr int state = Roles::wide          ? (more ? 168 : 176)
+                               : tall && most_state ? 216
+                               : N == 64            ? (Normalized ? 200 : 184)
+                               : M == 1             ? 152
+                                                    : 184;
   static constexpr int movers = 512 - Roles::outputs * outputs - Roles::carriers * state;
 };
 
@@ -130,7 +134,7 @@ struct PackedItem : Segment {
 };
 
 // What every thread of a block knows.
-template <int M, int N, bool Normalized, bool Keep, bool Packed>
+template <class T, int M, int N, bool Normalized, bool Keep, bool Packed>
 struct Block {
   using Item = std::conditional_t<Packed, PackedItem, DenseItem>;
   using Maps = std::conditional_t<Packed, PackedMaps, forward::Maps>;
@@ -138,8 +142,10 @@ struct Block {
   using Space = forward::Space<M, N>;
   // Wide states that are kept have room for both terms of keys in two sets of registers.
   static constexpr bool lean = Space::lean || Packed;  // as Roles::lean; packed sequences take registers too
+  static constexpr bool lifted = has_lifts<T>;
+  static_assert(!lifted || !(Keep || Packed), "the plan leaves float16 neither");
   static constexpr auto terms = !Keep ? Terms::one : Space::wide ? Terms::two : Terms::two_in_turn;
-  using Tile = std::conditional_t<Space::wide, StateTile<M / 2, N, terms, 1, Keep ? 2 : 3>, StateTile<M, N, terms>>;
+  using Tile = std::conditional_t<Space::wide, StateTile<T, M / 2, N, terms, 1, Keep || lifted ? 2 : 3>, StateTile<T, M, N, terms>>;
   static constexpr auto depth = arch::Major::depth, across = arch::Major::across;
   using Slots = Ring<Space::slots>;  // of Q and of V, which go round together
   using KeySlots = Ring<Space::k_slots>;
@@ -181,6 +187,7 @@ struct Block {
   // Named barriers.
   __device__ static int staged_barrier(int warpgroup) { return 3 + warpgroup; }
   __device__ static int warps_barrier(int warpgroup) { return 1 + warpgroup; }
+  static constexpr int state_barrier = 5;
 
   __device__ __forceinline__ bool is_kept(int block) const { return (block & ((1 << shape.kept_shift) - 1)) == 0; }
   __device__ __forceinline__ int kept_unit(const Item& it, int block) const {
