@@ -414,7 +414,8 @@ bool hopper_takes(const MlstmShape& shape, const MlstmOptions& options) {
                          static_cast<double>(shape.sequences));
   const bool dense = shape.sequences == shape.batch;
   const bool typed = shape.dtype == DType::bfloat16 || (shape.dtype == DType::float16 && dense);
-  return options.formulation == Formulation::chunkwise && typed && shape.tokens > 0 && shape.batch > 0 && shape.sequences > 0 && shape.dqk % 8 == 0 && shape.dhv % 8 == 0 && shape.dqk <= widest_qk &&
+  return options.formulation == Formulation::chunkwise && typed && shape.tokens > 0 && shape.batch > 0 &&
+         shape.sequences > 0 && shape.dqk % 8 == 0 && shape.dhv % 8 == 0 && shape.dqk <= widest_qk &&
          static_cast<double>(shape.batch) * static_cast<double>(shape.tokens) < most &&
          blocks * static_cast<double>(shape.dhv) < most && sm90::supported_device();
 }

@@ -34,8 +34,8 @@ struct Chunks {
   float scale;  // above zero: its logarithm is taken
   int heads, chunks_per_row, tokens, all_tokens;
   Divider by_heads, by_chunks_per_row;
-  const Chunk* table;           // of packed sequences
-  const float* state_lowers;    // of float16: see Call
+  const Chunk* table;         // of packed sequences
+  const float* state_lowers;  // of float16: see Call
   const float* dstate_lowers;
 
   explicit Chunks(const Call<float>& call)

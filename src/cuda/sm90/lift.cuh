@@ -22,7 +22,9 @@ inline constexpr int top_of_states = 14, top_of_scores = 13, top_of_weights = -1
 
 // 2^exponent, for exponents from -126 to 127, and 1 / 2^exponent.
 __device__ __forceinline__ float power_of_two(int exponent) { return __int_as_float((exponent + 127) << 23); }
-__device__ __forceinline__ float inverse_power(float power) { return __int_as_float((254 << 23) - __float_as_int(power)); }
+__device__ __forceinline__ float inverse_power(float power) {
+  return __int_as_float((254 << 23) - __float_as_int(power));
+}
 __device__ __forceinline__ int exponent_of(float power) { return (__float_as_int(power) >> 23) - 127; }
 
 // The exponent that takes `largest`, which is not negative, to `top`, within limits. None for zero, infinity and NaN.

@@ -199,8 +199,8 @@ __device__ __forceinline__ float lift_of_scores(float largest) { return lift_to(
 template <class T, int W, int R>
 __device__ __forceinline__ float2 gate_rows(float (&scores)[R], std::uint32_t (&gated)[R / 8][4], unsigned u,
                                             unsigned c) {
-  with_gates<W>(
-      u, c, [&](unsigned from, float2 c0, float2 c1, int ahead) { gate_in_place(scores, from, c0, c1, ahead); });
+  with_gates<W>(u, c,
+                [&](unsigned from, float2 c0, float2 c1, int ahead) { gate_in_place(scores, from, c0, c1, ahead); });
   float2 largest{0, 0};
 #pragma unroll
   for (int e = 0; e < R; e += 4)

@@ -177,11 +177,9 @@ struct StateTile {
       arch::products_begin();
 #pragma unroll
       for (int m = 0; m < together; ++m) {
-        arch::multiply<T, arch::Major::across>(c[first + m], part.high[m], values + k * (16 * 128 / 16),
-                                                           true);
+        arch::multiply<T, arch::Major::across>(c[first + m], part.high[m], values + k * (16 * 128 / 16), true);
         if constexpr (Keys == Terms::two)
-          arch::multiply<T, arch::Major::across>(c[first + m], part.low[m], values + k * (16 * 128 / 16),
-                                                             true);
+          arch::multiply<T, arch::Major::across>(c[first + m], part.low[m], values + k * (16 * 128 / 16), true);
       }
       arch::products_commit();
     }

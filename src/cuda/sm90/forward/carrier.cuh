@@ -47,8 +47,8 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed> {
           __syncwarp();
         }
         // float16, wide: no registers are left to keep addresses.
-        tile.publish(at(Space::state) + Which * Space::part_bytes, lifted && Space::wide ? Lane::again() : lane, lifts.x,
-                     M * panel_bytes);
+        tile.publish(at(Space::state) + Which * Space::part_bytes, lifted && Space::wide ? Lane::again() : lane,
+                     lifts.x, M * panel_bytes);
         const int reader = Space::outputs == 2 ? static_cast<int>(parity) : 0;
         if (Normalized || (Keep && !Space::wide)) publish_n(reader, Which, lane, n, lifts.y);
         if (lifted && Which == 0 && lane.warp == 0 && lane.lane == 0)
@@ -108,7 +108,8 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed> {
     return Item(call, shape, static_cast<unsigned>(unit));
   }
 
-  // What C and n are multiplied by to be rounded. The sum over a quad is n: of its lanes, at most four times the largest.
+  // What C and n are multiplied by to be rounded. The sum over a quad is n: of its lanes, at most four times the
+  // largest.
   template <int Which>
   __device__ __forceinline__ float2 lifts_of(const Tile& tile, const float (&n)[own][2], float lift, unsigned turn,
                                              const Lane& lane) const {
@@ -127,8 +128,8 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed> {
     }
   }
 
-  // One of three 16-bit numbers that add up to it per lane. In the order in which the lanes of a product read it: rows 2 i,
-  // 2 i + 1, 2 i + 8, 2 i + 9 of every 16; where the state is wide, along rows of 64, swizzled.
+  // One of three 16-bit numbers that add up to it per lane. In the order in which the lanes of a product read it: rows
+  // 2 i, 2 i + 1, 2 i + 8, 2 i + 9 of every 16; where the state is wide, along rows of 64, swizzled.
   __device__ __forceinline__ void publish_n(int reader, int which, const Lane& lane, const float (&n)[own][2],
                                             float lift) const {
     if constexpr (Base::lean) {

@@ -171,8 +171,7 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed> {
       const unsigned place = from + row / 16 * 32 + row % 8 / 2 * 8 + row % 16 / 8 * 4 + row % 2 * 2;
       float sum = 0;
 #pragma unroll
-      for (int part = 2; part >= 0; --part)
-        sum += from_bits<T>(arch::read_half_word(place + part * Space::n_part));
+      for (int part = 2; part >= 0; --part) sum += from_bits<T>(arch::read_half_word(place + part * Space::n_part));
       static_cast<float*>(call.n_states)[static_cast<std::int64_t>(kept_unit(it, block)) * call.dqk + row] = sum;
     }
   }

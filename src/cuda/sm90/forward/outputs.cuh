@@ -75,8 +75,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed> {
       for (int d = 0; d < 4 * Space::part_panels; ++d) {
         constexpr int panel_step = panel_bytes / 16, depth_step = 32 / 16;
         const int offset = d / 4 * panel_step + d % 4 * depth_step;
-        arch::multiply<T, depth, depth>(s, q_rows + p * (Space::part_bytes / 16) + offset, k_rows + offset,
-                                                    p + d > 0);
+        arch::multiply<T, depth, depth>(s, q_rows + p * (Space::part_bytes / 16) + offset, k_rows + offset, p + d > 0);
       }
     }
     arch::products_commit();
@@ -93,13 +92,13 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed> {
 #pragma unroll
         for (int d = 0; d < 4 * M; ++d)
           arch::multiply<T, depth, depth>(qn_columns, q_rows + d / 4 * panel_step + d % 4 * depth_step,
-                                                      n + d / 4 * (1024 / 16) + d % 4 * depth_step, d > 0);
+                                          n + d / 4 * (1024 / 16) + d % 4 * depth_step, d > 0);
         arch::products_commit();
       }
 #pragma unroll
       for (int d = 0; d < 4 * M; ++d)
-        arch::multiply<T, depth, across>(o, q_rows + d / 4 * panel_step + d % 4 * depth_step,
-                                                     state + d * state_step, d > 0);
+        arch::multiply<T, depth, across>(o, q_rows + d / 4 * panel_step + d % 4 * depth_step, state + d * state_step,
+                                         d > 0);
       arch::products_commit();
     };
     float2 lowers{1, 1};  // of Q C and q.n (float16)
@@ -222,8 +221,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed> {
     for (int h = 0; h < 2; ++h) {
       float largest = 0;
 #pragma unroll
-      for (int e = 0; e < 32; e += 4)
-        largest = fmaxf(largest, fmaxf(fabsf(s[e + 2 * h]), fabsf(s[e + 2 * h + 1])));
+      for (int e = 0; e < 32; e += 4) largest = fmaxf(largest, fmaxf(fabsf(s[e + 2 * h]), fabsf(s[e + 2 * h + 1])));
       largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 2));
       lift[h] = lift_to(largest, top_of_scores, -60, 40);

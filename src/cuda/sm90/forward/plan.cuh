@@ -145,7 +145,8 @@ struct Block {
   static constexpr bool lifted = has_lifts<T>;
   static_assert(!lifted || !(Keep || Packed), "the plan leaves float16 neither");
   static constexpr auto terms = !Keep ? Terms::one : Space::wide ? Terms::two : Terms::two_in_turn;
-  using Tile = std::conditional_t<Space::wide, StateTile<T, M / 2, N, terms, 1, Keep || lifted ? 2 : 3>, StateTile<T, M, N, terms>>;
+  using Tile = std::conditional_t<Space::wide, StateTile<T, M / 2, N, terms, 1, Keep || lifted ? 2 : 3>,
+                                  StateTile<T, M, N, terms>>;
   static constexpr auto depth = arch::Major::depth, across = arch::Major::across;
   using Slots = Ring<Space::slots>;  // of Q and of V, which go round together
   using KeySlots = Ring<Space::k_slots>;

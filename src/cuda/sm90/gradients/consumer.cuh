@@ -67,8 +67,8 @@ struct Consumer {
 #pragma unroll
     for (int step = 0; step < Size::dqk * 4; ++step)
       arch::multiply<T, Major::depth, Major::across>(dV,
-                                                        arch::tile_at(k(), step / 4 * slot_bytes + own + step % 4 * 32),
-                                                        arch::tile_at(dC, step * step_rows), step > 0);
+                                                     arch::tile_at(k(), step / 4 * slot_bytes + own + step % 4 * 32),
+                                                     arch::tile_at(dC, step * step_rows), step > 0);
     arch::products_commit();
   }
 
@@ -134,7 +134,7 @@ struct Consumer {
 #pragma unroll
       for (int step = 0; step < queries / 16; ++step)
         arch::multiply<T, Major::across>(dV, gated[step],
-                                            arch::tile_at(dh(), t * slot_bytes + query_rows + step * step_rows), true);
+                                         arch::tile_at(dh(), t * slot_bytes + query_rows + step * step_rows), true);
       arch::products_commit();
       if (t + 1 < Size::dhv) {
         arch::wait(barriers().dh_full(t + 1), parity());
@@ -209,8 +209,8 @@ struct Consumer {
     arch::products_begin();
 #pragma unroll
     for (int step = 0; step < queries / 16; ++step)
-      arch::multiply<T, Major::across>(dK, gated[step],
-                                          arch::tile_at(q(), query_rows + step * step_rows, slot_bytes), true);
+      arch::multiply<T, Major::across>(dK, gated[step], arch::tile_at(q(), query_rows + step * step_rows, slot_bytes),
+                                       true);
     arch::products_commit();
     arch::named_wait(3, 2 * warpgroup);  // all of dS is there, and nobody reads dH
     arch::pin(dQ);
@@ -218,7 +218,7 @@ struct Consumer {
 #pragma unroll
     for (int step = 0; step < (W + 1) * half / 16; ++step)
       arch::multiply<T, Major::across, Major::across>(dQ, arch::tile_at(slot(item_of_ds(W)), step * step_rows),
-                                                         arch::tile_at(k(), step * step_rows, slot_bytes), true);
+                                                      arch::tile_at(k(), step * step_rows, slot_bytes), true);
     arch::products_commit();
     arch::products_wait<1>();
     arch::pin(dK);

@@ -43,8 +43,9 @@ __global__ void __launch_bounds__(threads, 1)
           break;
         case Producer::gates: {
           const Barriers<Size> barriers{memory + Plan<Size>::barriers};
-          load_gates<typename Plan<Size>::Gates, Packed, has_lifts<T>>(work.chunks, work.tiles, memory, barriers.gates_full(),
-                                                         barriers.gates_empty(), [](unsigned) { return 0; });
+          load_gates<typename Plan<Size>::Gates, Packed, has_lifts<T>>(work.chunks, work.tiles, memory,
+                                                                       barriers.gates_full(), barriers.gates_empty(),
+                                                                       [](unsigned) { return 0; });
           break;
         }
       }

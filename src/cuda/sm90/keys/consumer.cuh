@@ -149,13 +149,13 @@ struct Consumer {
 #pragma unroll
     for (int step = 0; step < queries / 16; ++step)
       arch::multiply<T, Major::depth, Major::across>(dK, arch::tile_at(ds(W + step / 4), own + step % 4 * 32),
-                                                        arch::tile_at(q(), query_rows + step * step_rows, slot_bytes),
-                                                        true);
+                                                     arch::tile_at(q(), query_rows + step * step_rows, slot_bytes),
+                                                     true);
     arch::products_commit();
 #pragma unroll
     for (int step = 0; step < (W + 1) * half / 16; ++step)
       arch::multiply<T, Major::across, Major::across>(dQ, arch::tile_at(ds(W), step * step_rows),
-                                                         arch::tile_at(k(), step * step_rows, slot_bytes), true);
+                                                      arch::tile_at(k(), step * step_rows, slot_bytes), true);
     arch::products_commit();
     arch::products_wait<1>();
     arch::pin(dK);
@@ -176,8 +176,7 @@ struct Consumer {
       arch::named_wait(own_barrier, warpgroup);
     else
       arch::named_wait(ds_is_read, 2 * warpgroup);
-    stage<T>(dK, (W == 0 ? q() : k()) + my.panel_row, slot_bytes, barriers().dk_staged(), my.leads,
-             {lower, lower});
+    stage<T>(dK, (W == 0 ? q() : k()) + my.panel_row, slot_bytes, barriers().dk_staged(), my.leads, {lower, lower});
     stage<T>(dQ, ds(W) + my.half_row, half_bytes, barriers().dq_staged(), my.leads, {lower, lower});
     return Packed && vectors.y >= last_tile;
   }

@@ -39,7 +39,7 @@ struct Work {
   int dhv_panels;  // of 64 columns
   Parts parts;
   int dqk;
-  int vectors;  // numbers in a vector of all tokens and heads: row sums come in parts of so many
+  int vectors;                     // numbers in a vector of all tokens and heads: row sums come in parts of so many
   int state_tiles, state_columns;  // of C and dC, in all and side by side (float16)
 };
 

@@ -248,7 +248,8 @@ struct Carrier : Block<T, Direction, Which, M, N, Packed> {
     if (to_C().data != nullptr)
       each_inside(it, column, at, tile, [&](int r, int c, float& value) { write(to_C(), r, c, value); });
     const StateRows& to_n = reverse ? call.dn0 : call.n_last;
-    if (column == 0 && to_n.data != nullptr) write_n(it, at, n, lift, [&](int r, float value) { write(to_n, 0, r, value); });
+    if (column == 0 && to_n.data != nullptr)
+      write_n(it, at, n, lift, [&](int r, float value) { write(to_n, 0, r, value); });
   }
 };
 

@@ -50,8 +50,8 @@ struct Consumer {
 #pragma unroll
     for (int step = 0; step < steps; ++step)
       arch::multiply<T, Major::depth, Major::across>(dV, arch::tile_at(kq.at, own + step * 32),
-                                                        arch::tile_at(dC.at, step * step_rows, half_bytes),
-                                                        add || step > 0);
+                                                     arch::tile_at(dC.at, step * step_rows, half_bytes),
+                                                     add || step > 0);
     arch::products_commit();
   }
 
@@ -103,7 +103,7 @@ struct Consumer {
 #pragma unroll
     for (int step = 0; step < steps; ++step)
       arch::multiply<T, Major::across>(dV, gated[first_step + step], arch::tile_at(dh, step * step_rows, half_bytes),
-                                          true);
+                                       true);
     arch::products_commit();
   }
 
