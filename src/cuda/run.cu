@@ -87,6 +87,7 @@ void carve(Arena& arena, Arena& kept, const Plan& plan, Call<typename Config<T>:
     call.segment_states = arena.take<Real>(rows * call.padded_dhv());
     call.segment_norms = arena.take<typename Config<T>::Norm>(rows);
   }
+  if (fused && std::is_same_v<T, __half>) call.lifts = arena.take<float>(chunks);
   if (plan.operation != Operation::backward) return;
   const std::int64_t dqk_tiles = (call.dqk + Config<T>::width - 1) / Config<T>::width;
   call.deta = arena.take<Real>(vectors);

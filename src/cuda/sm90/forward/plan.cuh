@@ -36,6 +36,8 @@ struct Space : Roles<M, N> {
   // Gate vectors of a block.
   static constexpr int u = 0, c = u + 8 * block_tokens, qbar = c + 8 * block_tokens, abar = qbar + 4 * block_tokens;
   static constexpr int floor = abar + 4 * block_tokens, decay = floor + 4 * block_tokens, gate_bytes = decay + 16;
+  // float16: the lift of abar, and what the readers of C and n multiply by; the state leaves that there.
+  static constexpr int lift = decay + 4, lowers = decay + 8;
 
   static constexpr int q = 0, k = q + slots * q_bytes, v = k + k_slots * part_bytes, state = v + slots * v_bytes;
   // n for each warpgroup of outputs, in three terms: rows of a product's operand of eight, where that has room.
@@ -49,9 +51,9 @@ struct Space : Roles<M, N> {
   static constexpr int k_full = q_empty + 8 * slots * parts, k_empty = k_full + 8 * k_slots;
   static constexpr int v_full = k_empty + 8 * k_slots, v_empty = v_full + 8 * slots;
   static constexpr int c_full = v_empty + 8 * slots, c_empty = c_full + 16;  // c_full: one per outputs' warpgroup
-  // float16: what the readers of C and n divide by, for each warpgroup of outputs; the largest numbers of warps.
-  static constexpr int lifts = (c_empty + 8 + 15) / 16 * 16, largest = lifts + 16;
-  static constexpr int bytes = largest + 2 * 8 * 4 * Roles<M, N>::carriers + 1024;
+  static constexpr int largest = (c_empty + 8 + 15) / 16 * 16;               // float16: the largest numbers of warps
+  static constexpr int bytes = largest + 2 * 4 * 4 * Roles<M, N>::carriers + 1024;
+  static_assert(bytes <= 232448, "what a block may have");
 };
 
 // Of a thread, by what it does: 512 for one thread of each warpgroup. Found by trial, so that nothing spills.
