@@ -180,13 +180,17 @@ Plan check_on_hopper(const Case& c, bool gradients, const std::function<void(Pro
   return plan(problem.forward(), on_gpu);
 }
 
+// float16: shorter sequences, so that the reference takes less time; no room for the kernel of tall and narrow states.
 void check_shapes_on_hopper(DType dtype) {
+  const bool half = dtype == DType::float16;
   bool keep = false;
   std::int64_t pieces = 1;
   for (const HopperShape& shape : hopper_shapes) {
     keep = !keep;
+    if (half && shape.dqk > 128 && shape.dhv <= 64) continue;
+    const bool shorter = half && shape.tokens > 300 && shape.tokens < 2000;
     Case c = gpu_case({.batch = shape.batch,
-                       .tokens = shape.tokens,
+                       .tokens = shorter ? shape.tokens * 3 / 8 : shape.tokens,
                        .qk_heads = shape.heads,
                        .heads = shape.heads,
                        .dqk = shape.dqk,
@@ -229,21 +233,22 @@ TEST_F(Cuda, Float16OnHopper) {
     std::int64_t chunk;
     bool states;
   };
+  constexpr Gates all_gates[] = {{InputGate::exponential, Normalizer::automatic, 128, false},
+                                 {InputGate::exponential, Normalizer::none, 64, true},
+                                 {InputGate::sigmoid, Normalizer::automatic, 256, true},
+                                 {InputGate::sigmoid, Normalizer::max, 512, false},
+                                 {InputGate::log, Normalizer::automatic, 128, true}};
+  std::size_t number = 0;
   for (const Regime regime : reference::all_regimes) {
-    for (const Gates& gates : {Gates{InputGate::exponential, Normalizer::automatic, 128, false},
-                               {InputGate::exponential, Normalizer::none, 64, true},
-                               {InputGate::sigmoid, Normalizer::automatic, 256, true},
-                               {InputGate::sigmoid, Normalizer::max, 512, false},
-                               {InputGate::log, Normalizer::automatic, 128, true}}) {
-      for (const std::int64_t dqk : {128, 256}) {
-        if (dqk > 128 && gates.chunk > 128) continue;
-        Case c = half_case(dqk > 128 ? 200 : 400, 3, dqk, 2 * dqk);
-        c.regime = regime;
-        c.options = {.gate = gates.gate, .normalizer = gates.normalizer, .chunk_size = gates.chunk};
-        c.initial_state = c.last_state_grad = gates.states;
-        check_on_hopper(c, true);
-      }
-    }
+    const auto check = [&](const Gates& gates, std::int64_t tokens, std::int64_t dqk) {
+      Case c = half_case(tokens, 4, dqk, 2 * dqk);
+      c.regime = regime;
+      c.options = {.gate = gates.gate, .normalizer = gates.normalizer, .chunk_size = gates.chunk};
+      c.initial_state = c.last_state_grad = gates.states;
+      check_on_hopper(c, true);
+    };
+    for (const Gates& gates : all_gates) check(gates, 300, 128);
+    check(all_gates[number++ % std::size(all_gates)], 200, 256);
   }
   for (const InputGate gate : {InputGate::exponential, InputGate::sigmoid}) {
     Case c = half_case(65536, 1, 16, 24);
@@ -276,7 +281,7 @@ TEST_F(Cuda, Float16RangesOnHopper) {
                              {1, 1, 1000, 100, -10, InputGate::log},
                              {1, 30, 30, 1, 20}}) {
     for (const std::int64_t dqk : {128, 256}) {
-      Case c = half_case(dqk > 128 ? 200 : 500, 3, dqk, 2 * dqk);
+      Case c = half_case(dqk > 128 ? 150 : 300, 4, dqk, 2 * dqk);
       c.regime = Regime::randn;
       c.options.gate = range.gate;
       SCOPED_TRACE(testing::Message() << "k " << range.k << " v " << range.v << " i " << range.i);

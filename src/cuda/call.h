@@ -100,8 +100,7 @@ struct Call {
   Real* outflow;      // [dqk tiles,H,tokens] k.dk through the outgoing state
   double* through;    // [numbers,H,through_parts] <C, dC> + <n, dn> past the chunk
   int through_parts;
-  Part* parts;   // [1 + most_parts()]; only for Hopper's kernels and packed sequences
-  float* lifts;  // [numbers,H] power of two that takes the largest abar of the chunk near 1; Hopper's forward, float16
+  Part* parts;  // [1 + most_parts()]; only for Hopper's kernels and packed sequences
   // [numbers,H,tiles of a state] what Hopper's kernels multiply states and dstates of float16 by to have C and dC
   float* state_lowers;
   float* dstate_lowers;

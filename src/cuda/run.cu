@@ -87,7 +87,6 @@ void carve(Arena& arena, Arena& kept, const Plan& plan, Call<typename Config<T>:
     call.segment_states = arena.take<Real>(rows * call.padded_dhv());
     call.segment_norms = arena.take<typename Config<T>::Norm>(rows);
   }
-  if (fused && std::is_same_v<T, __half>) call.lifts = arena.take<float>(chunks);
   if (plan.operation != Operation::backward) return;
   const std::int64_t dqk_tiles = (call.dqk + Config<T>::width - 1) / Config<T>::width;
   call.deta = arena.take<Real>(vectors);
@@ -405,6 +404,12 @@ void count(const Plan& plan, Arena& arena, Arena& saved) {
   });
 }
 
+// Packed float16 has no kernels, and forward of tall and narrow states no room for what it needs besides.
+bool takes_half(const MlstmShape& shape) {
+  const bool dense = shape.sequences == shape.batch;
+  return shape.dtype == DType::float16 && dense && !(shape.dqk > 128 && shape.dhv <= 64);
+}
+
 }  // namespace
 
 bool hopper_takes(const MlstmShape& shape, const MlstmOptions& options) {
@@ -413,11 +418,9 @@ bool hopper_takes(const MlstmShape& shape, const MlstmOptions& options) {
   const double blocks = static_cast<double>(shape.heads) *
                         (static_cast<double>(shape.batch) * static_cast<double>(shape.tokens / fewest_tokens) +
                          static_cast<double>(shape.sequences));
-  const bool dense = shape.sequences == shape.batch;
-  const bool typed = shape.dtype == DType::bfloat16 || (shape.dtype == DType::float16 && dense);
-  return options.formulation == Formulation::chunkwise && typed && shape.tokens > 0 && shape.batch > 0 &&
-         shape.sequences > 0 && shape.dqk % 8 == 0 && shape.dhv % 8 == 0 && shape.dqk <= widest_qk &&
-         static_cast<double>(shape.batch) * static_cast<double>(shape.tokens) < most &&
+  return options.formulation == Formulation::chunkwise && (shape.dtype == DType::bfloat16 || takes_half(shape)) &&
+         shape.tokens > 0 && shape.batch > 0 && shape.sequences > 0 && shape.dqk % 8 == 0 && shape.dhv % 8 == 0 &&
+         shape.dqk <= widest_qk && static_cast<double>(shape.batch) * static_cast<double>(shape.tokens) < most &&
          blocks * static_cast<double>(shape.dhv) < most && sm90::supported_device();
 }
 

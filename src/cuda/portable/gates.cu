@@ -221,35 +221,21 @@ struct ChunkEnds {
   double m_start, m_end, b_last;
 };
 
-// What matrix kernels read of token t, by where the vectors of its chunk and head begin. Returns abar.
+// What matrix kernels read of token t, by where the vectors of its chunk and head begin.
 template <class Real>
-__device__ __forceinline__ Real write_vectors(const Call<Real>& call, std::int64_t at, const ChunkEnds& ends, double b,
+__device__ __forceinline__ void write_vectors(const Call<Real>& call, std::int64_t at, const ChunkEnds& ends, double b,
                                               double c, double top) {
   const double u = call.exponential ? -fmax(ends.m_start, top) : b;  // b - m, but not as that difference: it rounds
   as_exponent(u, call.u[at]);
   as_exponent(c, call.log_c[at]);
   call.qbar[at] = exponential(u + ends.m_start, Real{});
-  const Real abar = exponential(ends.b_last + c - ends.m_end, Real{});
-  call.abar[at] = abar;
+  call.abar[at] = exponential(ends.b_last + c - ends.m_end, Real{});
   if (!call.normalized && call.h.data != nullptr) {  // backward has them from forward, or makes them
     call.inverse[at] = 1;
     call.slope[at] = 0;
   }
   if (call.floor != nullptr) call.floor[at] = exponential(u - b, Real{});
   if (call.c != nullptr) call.c[at] = c;
-  return abar;
-}
-
-// By a warp: a power of two that takes the largest abar of its lanes to between 1/2 and 1.
-template <class Real>
-__device__ __forceinline__ void write_lift(const Call<Real>& call, std::int64_t unit, Real largest) {
-  if constexpr (std::is_same_v<Real, float>) {
-    if (call.lifts == nullptr) return;
-    constexpr int most = 60;
-    const float all = __uint_as_float(__reduce_max_sync(0xFFFFFFFFU, __float_as_uint(largest)));
-    const int exponent = all > 0 && isfinite(all) ? min(max(-1 - ilogbf(all), -most), most) : 0;
-    if (threadIdx.x % warp_size == 0) call.lifts[unit] = ldexpf(1, exponent);
-  }
 }
 
 // The chunk table, b and top of every chunk and head, and the list of segments of packed sequences.
@@ -337,11 +323,8 @@ __global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, TokensPerLan
   const std::int64_t at = call.vector(chunk, scan.head);
   const std::int64_t unit = min(scan.unit, call.numbers * call.heads - 1);  // heads beyond the last visit nothing
   const ChunkEnds ends{call.m_start[unit], call.m_end[unit], call.b_last[unit]};
-  Real largest = 0;
-  scan.template run<true>(chunk, [&](int t, double b, double c, double top) {
-    largest = max(largest, write_vectors(call, at + t, ends, b, c, top));
-  });
-  if (scan.head < call.heads) write_lift(call, unit, largest);
+  scan.template run<true>(chunk,
+                          [&](int t, double b, double c, double top) { write_vectors(call, at + t, ends, b, c, top); });
 }
 
 // All three in one kernel, for dense batches of few chunks that fit a slab: a block waits for the maps of the chunks
@@ -422,11 +405,8 @@ __global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, TokensPerLan
           static_cast<Real>(ends.m_end);
   }
   const std::int64_t at = call.vector(chunk, scan.head);
-  Real largest = 0;
-  scan.visit(chunk.length, [&](int t, double b, double c, double top) {
-    largest = max(largest, write_vectors(call, at + t, ends, b, c, top));
-  });
-  write_lift(call, scan.unit, largest);
+  scan.visit(chunk.length,
+             [&](int t, double b, double c, double top) { write_vectors(call, at + t, ends, b, c, top); });
 }
 
 template <class Work, int TokensPerLane, class Real>

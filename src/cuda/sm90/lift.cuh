@@ -51,48 +51,45 @@ __device__ __forceinline__ float lift_of_weights(int pair, const Weight& weight)
   return lift_to(largest, top_of_weights, -60, 60);
 }
 
-// What a state is multiplied by to be rounded, nothing where it fits as it is. It may have a lift already: 1 / (both)
-// is a normal number.
-__device__ __forceinline__ float lift_of_state(float largest, float lift) {
-  if (largest >= 0x1p-2F && largest < 0x1p15F) return 1;
-  return power_of_two(max(exponent_to(largest, top_of_states, -100, 64), -126 - exponent_of(lift)));
-}
-__device__ __forceinline__ float lift_of_norm(float largest, float lift) {
-  return power_of_two(max(exponent_to(largest, top_of_norms, -100, 64), -126 - exponent_of(lift)));
+// What a rounded state has been multiplied by, if what it was rounded from had a lift itself: such that 1 / (both) is a
+// normal number.
+__device__ __forceinline__ float lift_of_state(float largest, float lift, int top = top_of_states) {
+  const int before = exponent_of(lift);
+  return power_of_two(max(exponent_to(largest, top, -100, 64), -126 - before));
 }
 
-// The largest number of `Warps` warps, which all call this. places: two for every warp, of 4 bytes, in shared memory;
-// turn: 0 or 1, in turn. barrier: a named one.
-__device__ __forceinline__ unsigned largest_of_warp(float x) {
-  return __reduce_max_sync(0xFFFFFFFFU, __float_as_uint(x));
+// The largest of as many numbers over `Warps` warps, which all call this. places: two for every warp, 4 bytes for each
+// number, in shared memory; turn: 0 or 1, in turn. barrier: a named one.
+__device__ __forceinline__ float largest_of_warp(float x) {
+  return __uint_as_float(__reduce_max_sync(0xFFFFFFFFU, __float_as_uint(x)));
 }
-template <int Warps, class Max>
-__device__ __forceinline__ unsigned largest_word(unsigned own, unsigned places, unsigned turn, int warp, int barrier,
-                                                 const Max& max_of) {
+template <int Warps>
+__device__ __forceinline__ float largest_of_warps(float own, unsigned places, unsigned turn, int warp, int barrier) {
+  own = largest_of_warp(own);
   places += turn * (Warps * 4);
-  if (threadIdx.x % 32 == 0) arch::write_float(places + 4 * warp, __uint_as_float(own));
+  if (threadIdx.x % 32 == 0) arch::write_float(places + 4 * warp, own);
   arch::named_wait(barrier, Warps * 32);
-  unsigned all = 0;
+  float all = 0;
 #pragma unroll
   for (int w = 0; w < Warps; w += 4) {
     const float4 some = arch::read_float4(places + 4 * w);
-    all = max_of(all, max_of(max_of(__float_as_uint(some.x), __float_as_uint(some.y)),
-                             max_of(__float_as_uint(some.z), __float_as_uint(some.w))));
+    all = fmaxf(all, fmaxf(fmaxf(some.x, some.y), fmaxf(some.z, some.w)));
   }
   return all;
 }
 template <int Warps>
-__device__ __forceinline__ float largest_of_warps(float own, unsigned places, unsigned turn, int warp, int barrier) {
-  return __uint_as_float(largest_word<Warps>(largest_of_warp(own), places, turn, warp, barrier,
-                                             [](unsigned x, unsigned y) { return max(x, y); }));
-}
-// Of two numbers, without their lower halves: the exponents are what matters.
-template <int Warps>
 __device__ __forceinline__ float2 largest_of_warps(float2 own, unsigned places, unsigned turn, int warp, int barrier) {
-  const unsigned both = (largest_of_warp(own.x) & 0xFFFF0000U) | largest_of_warp(own.y) >> 16;
-  const unsigned all =
-      largest_word<Warps>(both, places, turn, warp, barrier, [](unsigned x, unsigned y) { return __vmaxu2(x, y); });
-  return {__uint_as_float(all & 0xFFFF0000U), __uint_as_float(all << 16)};
+  own = {largest_of_warp(own.x), largest_of_warp(own.y)};
+  places += turn * (Warps * 8);
+  if (threadIdx.x % 32 == 0) arch::write_float2(places + 8 * warp, own);
+  arch::named_wait(barrier, Warps * 32);
+  float2 all{0, 0};
+#pragma unroll
+  for (int w = 0; w < Warps; w += 2) {
+    const float4 pair = arch::read_float4(places + 8 * w);
+    all = {fmaxf(all.x, fmaxf(pair.x, pair.z)), fmaxf(all.y, fmaxf(pair.y, pair.w))};
+  }
+  return all;
 }
 
 }  // namespace tfla::cuda::sm90

@@ -123,14 +123,21 @@ struct StateTile {
     return fmaxf(fmaxf(parts[0], parts[1]), fmaxf(parts[2], parts[3]));
   }
 
-  // Rounded, into panels of 64 columns by 64 M rows, or into those rows of larger ones.
-  __device__ __forceinline__ void publish(unsigned panels, const Lane& at, int panel_step = M * panel_bytes) {
-    publish_each(panels, at, panel_step, [](float x) { return x; });
-  }
-  // Multiplied first: see lift.cuh.
-  __device__ __forceinline__ void publish_lifted(unsigned panels, const Lane& at, float lift,
-                                                 int panel_step = M * panel_bytes) {
-    publish_each(panels, at, panel_step, [&](float x) { return x * lift; });
+  // Rounded, into panels of 64 columns by 64 M rows, or into those rows of larger ones. lift: see lift.cuh.
+  __device__ __forceinline__ void publish(unsigned panels, const Lane& at, float lift,
+                                          int panel_step = M * panel_bytes) {
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+      for (int n = 0; n < N / 16; ++n) {
+        const float* x = c[m] + 8 * n;
+        const auto pack = [&](int e) {
+          if constexpr (has_lifts<T>) return arch::pack(float2{x[e] * lift, x[e + 1] * lift}, T{});
+          return arch::pack(float2{x[e], x[e + 1]}, T{});
+        };
+        arch::store_tiles((panels + n / 4 * panel_step + m * panel_bytes + at.tile_row()) ^ (n % 4 * 32), pack(0),
+                          pack(2), pack(4), pack(6));
+      }
   }
 
   // This thread's share of the product with a state in such panels.
@@ -179,19 +186,6 @@ struct StateTile {
   }
 
  private:
-  template <class Change>
-  __device__ __forceinline__ void publish_each(unsigned panels, const Lane& at, int panel_step, const Change& change) {
-#pragma unroll
-    for (int m = 0; m < M; ++m)
-#pragma unroll
-      for (int n = 0; n < N / 16; ++n) {
-        const float* x = c[m] + 8 * n;
-        const auto pack = [&](int e) { return arch::pack(float2{change(x[e]), change(x[e + 1])}, T{}); };
-        arch::store_tiles((panels + n / 4 * panel_step + m * panel_bytes + at.tile_row()) ^ (n % 4 * 32), pack(0),
-                          pack(2), pack(4), pack(6));
-      }
-  }
-
   __device__ __forceinline__ void load(Weighted& part, bool second_term, unsigned x, float2 first_weights,
                                        float2 next_weights, float (&n)[M][2], int first) {
 #pragma unroll

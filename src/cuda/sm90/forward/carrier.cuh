@@ -46,32 +46,26 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed> {
           if (lane.lane == 0) arch::wait_stores_read<0>();
           __syncwarp();
         }
-        const unsigned to = at(Space::state) + Which * Space::part_bytes;
-        if constexpr (!lifted)
-          tile.publish(to, lane, M * panel_bytes);
-        else if constexpr (Space::wide)  // no registers are left to keep addresses, or for both ways
-          tile.publish_lifted(to, Lane::again(), lifts.x, M * panel_bytes);
-        else if (lifts.x == 1)
-          tile.publish(to, lane, M * panel_bytes);
-        else
-          tile.publish_lifted(to, lane, lifts.x, M * panel_bytes);
+        // float16, wide: no registers are left to keep addresses.
+        tile.publish(at(Space::state) + Which * Space::part_bytes, lifted && Space::wide ? Lane::again() : lane,
+                     lifts.x, M * panel_bytes);
         const int reader = Space::outputs == 2 ? static_cast<int>(parity) : 0;
         if (Normalized || (Keep && !Space::wide)) publish_n(reader, Which, lane, n, lifts.y);
-        const unsigned gates = at(Space::gates, ring.slot, Space::gate_bytes);
         if (lifted && Which == 0 && lane.warp == 0 && lane.lane == 0)
-          arch::write_float2(gates + Space::lowers, {inverse_power(lift) * inverse_power(lifts.x),
-                                                     inverse_power(lift) * inverse_power(lifts.y)});
+          arch::write_float2(at(Space::lifts, reader), {inverse_power(lift) * inverse_power(lifts.x),
+                                                        inverse_power(lift) * inverse_power(lifts.y)});
         arch::writes_before_copies();
         __syncwarp();
         if (lane.lane == 0) arch::arrive(at(Space::c_full, reader));
         if (Space::wide && Keep && is_kept(block)) keep<Which>(again(it), block, lane, n);
         arch::wait(at(Space::k_full, k.slot), k.phase);
         arch::wait(at(Space::v_full, ring.slot), ring.phase);
+        const unsigned gates = at(Space::gates, ring.slot, Space::gate_bytes);
         float decay = arch::read_float(gates + Space::decay);
         const auto weight = [&](int t) { return arch::read_float2(gates + Space::abar + 4 * t); };
         if constexpr (lifted) {
           const float before = lift;
-          lift = arch::read_float(gates + Space::lift);
+          lift = lift_of_weights(lane.pair, weight);
           decay *= lift * inverse_power(before);
         }
         tile.scale(decay);
@@ -128,7 +122,7 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed> {
 #pragma unroll
       for (int m = 0; m < own; ++m) largest_n = fmaxf(largest_n, fmaxf(fabsf(n[m][0]), fabsf(n[m][1])));
       const float2 largest = of_warps(float2{tile.largest(), largest_n});
-      return {lift_of_state(largest.x, lift), lift_of_norm(largest.y, lift)};
+      return {lift_of_state(largest.x, lift), lift_of_state(largest.y, lift, top_of_norms)};
     } else {
       return {lift_of_state(of_warps(tile.largest()), lift), 1};
     }

@@ -96,9 +96,11 @@ void launch_packing(const Call<float>& call, cudaStream_t stream) {
   maps.k = token_map(call, call.k, call.qk_heads, call.dqk, block_tokens);
   maps.v = token_map(call, call.v, call.heads, call.dhv, block_tokens);
   maps.h = token_map(call, call.h, call.heads, call.dhv, block_tokens);
+  constexpr int bytes = has_lifts<T> ? Space<M, N>::lifted_bytes : Space<M, N>::bytes;
+  static_assert(bytes <= 232448, "what a block may have");
   const auto start = [&](const typename Block::Shape& units, int blocks) {
-    launch_chained("forward", forward_kernel<T, M, N, Normalized, Keep, Packed>, blocks, threads, Space<M, N>::bytes,
-                   stream, maps, call, units);
+    launch_chained("forward", forward_kernel<T, M, N, Normalized, Keep, Packed>, blocks, threads, bytes, stream, maps,
+                   call, units);
   };
   if constexpr (Packed) {
     maps.nothing = nothing_map(call, block_tokens);
@@ -133,7 +135,10 @@ template <class T>
 void launch_forward(const Call<float>& call, cudaStream_t stream) {
   using forward::launch;
   launch_segment_starts<T>(call, stream);
-  if (call.dqk > 128) return call.dhv > 64 ? launch<T, 4, 128>(call, stream) : launch<T, 4, 64>(call, stream);
+  if (call.dqk > 128 && call.dhv > 64) return launch<T, 4, 128>(call, stream);
+  if constexpr (!has_lifts<T>) {  // there is no room for lifts: see takes_half
+    if (call.dqk > 128) return launch<T, 4, 64>(call, stream);
+  }
   if (call.dqk > 64) return call.dhv > 64 ? launch<T, 2, 128>(call, stream) : launch<T, 2, 64>(call, stream);
   return call.dhv > 64 ? launch<T, 1, 128>(call, stream) : launch<T, 1, 64>(call, stream);
 }

@@ -112,7 +112,6 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed> {
           Token unit = (first_chunk(it) + block) * call.heads + it.head;
           arch::forget(unit);
           arch::copy_small<4>(to + Space::decay, call.gbar + unit, true);
-          if (Base::lifted) arch::copy_small<4>(to + Space::lift, call.lifts + unit, true);
         }
         arch::arrive_after_copies(at(Space::v_full, ring.slot));
       }

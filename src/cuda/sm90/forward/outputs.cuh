@@ -127,7 +127,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed> {
     gate_scores(s, u, gates, lane, sums);
     if constexpr (!Space::wide) {
       multiply_state();
-      if (lifted) lowers = arch::read_float2(gates + Space::lowers);
+      if (lifted) lowers = arch::read_float2(at(Space::lifts, Warpgroup));
       if (Normalized) dots_with_n(q_tile, at(Space::n, Warpgroup, Space::n_bytes), lane, qn);
       state_multiplied();
     } else if constexpr (Normalized) {
@@ -137,11 +137,14 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed> {
       qn[1] = qn_columns[2] + qn_columns[3];
     }
 
-    // What a row is multiplied by: scale / den, in the part of the state times qbar. In float16, where that takes P out
-    // of its range, by a power of two first, and by the rest in the end.
+    // What a row is multiplied by: scale / den, in the part of the state times qbar. In float16 P is rounded without
+    // that, but brought near the upper end: both parts of a row are multiplied by its lift, and by the rest in the end.
     const Lane here = again(lane);
-    float factor[2], weight[2], rest[2] = {1, 1};
-    if (lifted && Space::wide) lowers = arch::read_float2(gates + Space::lowers);
+    float factor[2], weight[2], lift[2] = {1, 1};
+    if constexpr (lifted) {
+      if (Space::wide) lowers = arch::read_float2(at(Space::lifts, Warpgroup));
+      lifts_of_rows(s, lift);
+    }
     const float scale = Base::lean ? shape.scale : static_cast<float>(call.scale);
     const float eps = Base::lean ? shape.eps : static_cast<float>(call.eps);
 #pragma unroll
@@ -160,16 +163,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed> {
           arch::write_float(row + Space::slope, size > least ? copysignf(inverse, -sum) : 0.0F);
         }
       }
-      if constexpr (lifted) {
-        const float largest = largest_of_row(s, h), size = largest * fabsf(factor[h]);
-        if (size != 0 && !(size >= 0x1p-8F && size < 0x1p15F)) {
-          const float lift = lift_to(largest, top_of_scores, -60, 40);
-          rest[h] = factor[h] * inverse_power(lift);
-          factor[h] = lift;
-        }
-        weight[h] *= lowers.x;
-      }
-      weight[h] *= factor[h];
+      weight[h] *= lifted ? lowers.x * lift[h] : factor[h];
     }
     const auto weigh = [&] {
 #pragma unroll
@@ -179,7 +173,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed> {
     uint32_t high[4][4], low[4];
 #pragma unroll
     for (int e = 0; e < 32; e += 2) {
-      const float by = factor[e / 2 % 2];
+      const float by = lifted ? lift[e / 2 % 2] : factor[e / 2 % 2];
       const float2 value{s[e] * by, s[e + 1] * by};
       if (e < 8 && !lifted)
         high[0][e / 2] = split<T>(value, low[e / 2]);
@@ -198,22 +192,23 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed> {
     }
     if constexpr (!lifted) arch::multiply<T, across>(o, low, values, true);
     arch::products_commit();
+    if constexpr (lifted) {
+      factor[0] *= inverse_power(lift[0]);
+      factor[1] *= inverse_power(lift[1]);
+    }
     arch::products_wait<0>();
     arch::pin(o);
     if (again(lane).lane == 0) arch::arrive(at(Space::v_empty, ring.slot));
-    if constexpr (lifted) {
-      if (__any_sync(0xFFFFFFFFU, rest[0] != 1 || rest[1] != 1)) {
-#pragma unroll
-        for (int e = 0; e < N / 2; ++e) o[e] *= rest[e / 2 % 2];
-      }
-    }
 
     arch::named_wait(warps_barrier(Warpgroup), warpgroup_threads);  // nobody reads Q any more
     const unsigned row = q_tile + again(lane).tile_row();
 #pragma unroll
     for (int n = 0; n < N / 16; ++n) {
       const float* x = o + 8 * n;
-      const auto pack = [&](int e) { return arch::pack(float2{x[e], x[e + 1]}, T{}); };
+      const auto pack = [&](int e) {
+        const float by = factor[e / 2 % 2];
+        return arch::pack(lifted ? float2{x[e] * by, x[e + 1] * by} : float2{x[e], x[e + 1]}, T{});
+      };
       arch::store_tiles((row + n / 4 * panel_bytes) ^ (n % 4 * 32), pack(0), pack(2), pack(4), pack(6));
     }
     arch::writes_before_copies();
@@ -221,16 +216,16 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed> {
   }
 
   // Over the keys of a row, which four lanes have.
-  __device__ __forceinline__ float largest_of_row(const float (&s)[32], int h) const {
-    float even = 0, odd = 0;
+  __device__ __forceinline__ void lifts_of_rows(const float (&s)[32], float (&lift)[2]) const {
 #pragma unroll
-    for (int e = 2 * h; e < 32; e += 4) {
-      even = fmaxf(even, fabsf(s[e]));
-      odd = fmaxf(odd, fabsf(s[e + 1]));
+    for (int h = 0; h < 2; ++h) {
+      float largest = 0;
+#pragma unroll
+      for (int e = 0; e < 32; e += 4) largest = fmaxf(largest, fmaxf(fabsf(s[e + 2 * h]), fabsf(s[e + 2 * h + 1])));
+      largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 2));
+      lift[h] = lift_to(largest, top_of_scores, -60, 40);
     }
-    const float largest = fmaxf(even, odd);
-    const float more = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 1));
-    return fmaxf(more, __shfl_xor_sync(0xFFFFFFFFU, more, 2));
   }
 
   // S becomes P before the denominator; sums of its rows too. 16-key parts right of a warp's rows are masked whole.

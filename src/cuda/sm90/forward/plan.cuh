@@ -36,8 +36,6 @@ struct Space : Roles<M, N> {
   // Gate vectors of a block.
   static constexpr int u = 0, c = u + 8 * block_tokens, qbar = c + 8 * block_tokens, abar = qbar + 4 * block_tokens;
   static constexpr int floor = abar + 4 * block_tokens, decay = floor + 4 * block_tokens, gate_bytes = decay + 16;
-  // float16: the lift of abar, and what the readers of C and n multiply by; the state leaves that there.
-  static constexpr int lift = decay + 4, lowers = decay + 8;
 
   static constexpr int q = 0, k = q + slots * q_bytes, v = k + k_slots * part_bytes, state = v + slots * v_bytes;
   // n for each warpgroup of outputs, in three terms: rows of a product's operand of eight, where that has room.
@@ -51,28 +49,28 @@ struct Space : Roles<M, N> {
   static constexpr int k_full = q_empty + 8 * slots * parts, k_empty = k_full + 8 * k_slots;
   static constexpr int v_full = k_empty + 8 * k_slots, v_empty = v_full + 8 * slots;
   static constexpr int c_full = v_empty + 8 * slots, c_empty = c_full + 16;  // c_full: one per outputs' warpgroup
-  static constexpr int largest = (c_empty + 8 + 15) / 16 * 16;               // float16: the largest numbers of warps
-  static constexpr int bytes = largest + 2 * 4 * 4 * Roles<M, N>::carriers + 1024;
-  static_assert(bytes <= 232448, "what a block may have");
+  static constexpr int bytes = c_empty + 8 + 1024;
+  // float16: what the readers of C and n multiply by, for each warpgroup of outputs; the largest numbers of warps.
+  static constexpr int lifts = (c_empty + 8 + 15) / 16 * 16, largest = lifts + 16;
+  static constexpr int lifted_bytes = largest + 2 * 8 * 4 * Roles<M, N>::carriers + 1024;
 };
 
 // Of a thread, by what it does: 512 for one thread of each warpgroup. Found by trial, so that nothing spills.
 template <class T, int M, int N, bool Normalized, bool Keep, bool Packed>
 struct Registers {
   using Roles = forward::Roles<M, N>;
-  static constexpr bool tall = M > 2 && N == 64;            // all rows of a state of dqk above 128 in one warpgroup
-  static constexpr bool more = Packed || has_lifts<T>;      // outputs need more of them
-  static constexpr bool most_state = Keep || has_lifts<T>;  // and so does the state
-  static constexpr int outputs = Roles::wide          ? (more ? 144 : 136)
-                                 : tall && most_state ? 128
-                                 : N == 64            ? (Normalized ? 136 : 144)
-                                 : M == 1             ? 160
-                                                      : 144;
-  static constexpr int state = Roles::wide          ? (more ? 168 : 176)
-                               : tall && most_state ? 216
-                               : N == 64            ? (Normalized ? 200 : 184)
-                               : M == 1             ? 152
-                                                    : 184;
+  static constexpr bool tall = M > 2 && N == 64;        // all rows of a state of dqk above 128 in one warpgroup
+  static constexpr bool more = Packed || has_lifts<T>;  // outputs of wide states need more of them
+  static constexpr int outputs = Roles::wide    ? (more ? 144 : 136)
+                                 : tall && Keep ? 128
+                                 : N == 64      ? (Normalized ? 136 : 144)
+                                 : M == 1       ? 160
+                                                : 144;
+  static constexpr int state = Roles::wide    ? (more ? 168 : 176)
+                               : tall && Keep ? 216
+                               : N == 64      ? (Normalized ? 200 : 184)
+                               : M == 1       ? 152
+                                              : 184;
   static constexpr int movers = 512 - Roles::outputs * outputs - Roles::carriers * state;
 };
 

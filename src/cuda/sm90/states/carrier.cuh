@@ -60,11 +60,11 @@ struct Carrier : Block<T, Direction, Which, M, N, Packed> {
             const float with_own = tile.product_with(half(k % 2, warpgroup), at);
             const float with_next = has_next ? tile.product_with(half(stale, warpgroup), at) : 0.0F;
             store_through(unit, it, warpgroup, at, with_own, with_next, has_next, lift);
-            publish(tile, half(stale, warpgroup), at, state_lift);
+            tile.publish(half(stale, warpgroup), at, state_lift);
           } else {
             arch::wait(space + Space::drained, turn ^ 1);
             turn ^= 1;
-            publish(tile, half(0, warpgroup), at, state_lift);
+            tile.publish(half(0, warpgroup), at, state_lift);
           }
           arch::writes_before_copies();
           __syncwarp();
@@ -113,13 +113,6 @@ struct Carrier : Block<T, Direction, Which, M, N, Packed> {
 
  private:
   __device__ std::int64_t tiles() const { return static_cast<std::int64_t>(shape.row_tiles) * shape.column_tiles; }
-
-  __device__ __forceinline__ void publish(Tile& tile, unsigned to, const Lane& at, float lift) const {
-    if (!lifted || lift == 1)
-      tile.publish(to, at);
-    else
-      tile.publish_lifted(to, at, lift);
-  }
 
   __device__ void await_c(int buffer, unsigned& loads) const {
     arch::wait(space + Space::loaded + 8 * buffer, loads >> buffer & 1);
