@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -157,10 +158,11 @@ constexpr HopperShape hopper_shapes[] = {
     {3, 500, 6, 128, 64, Layout::bthd, InputGate::sigmoid, true, 4096},
 };
 
-// Runs a case against the reference, on the kernels of Hopper. A gradient of n is left to the portable ones. Returns
-// the plan of forward.
-Plan check_on_hopper(const Case& c, bool gradients) {
+// Runs a case against the reference, on the kernels of Hopper. A gradient of n is left to the portable ones. prepare
+// changes its inputs. Returns the plan of forward.
+Plan check_on_hopper(const Case& c, bool gradients, const std::function<void(Problem&)>& prepare = {}) {
   Problem problem(c);
+  if (prepare) prepare(problem);
   if (c.last_state_grad) {
     MlstmBackward& args = problem.backward();
     const auto& shape = args.dlast_state.n.shape;
@@ -178,25 +180,121 @@ Plan check_on_hopper(const Case& c, bool gradients) {
   return plan(problem.forward(), on_gpu);
 }
 
-TEST_F(Cuda, GradientsOnHopper) {
-  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+// float16: shorter sequences, so that the reference takes less time; no room for the kernel of tall and narrow states.
+void check_shapes_on_hopper(DType dtype) {
+  const bool half = dtype == DType::float16;
   bool keep = false;
   std::int64_t pieces = 1;
   for (const HopperShape& shape : hopper_shapes) {
     keep = !keep;
+    if (half && shape.dqk > 128 && shape.dhv <= 64) continue;
+    const bool shorter = half && shape.tokens > 300 && shape.tokens < 2000;
     Case c = gpu_case({.batch = shape.batch,
-                       .tokens = shape.tokens,
+                       .tokens = shorter ? shape.tokens * 3 / 8 : shape.tokens,
                        .qk_heads = shape.heads,
                        .heads = shape.heads,
                        .dqk = shape.dqk,
                        .dhv = shape.dhv,
-                       .dtype = DType::bfloat16});
+                       .dtype = dtype});
     c.layout = shape.layout;
     c.options = {.gate = shape.gate, .chunk_size = shape.chunk, .keep_states = keep};
     c.initial_state = c.last_state_grad = shape.states;
     pieces = std::max(pieces, check_on_hopper(c, true).pieces);
   }
   EXPECT_GT(pieces, 1);
+}
+
+TEST_F(Cuda, GradientsOnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  check_shapes_on_hopper(DType::bfloat16);
+}
+
+TEST_F(Cuda, Float16GradientsOnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  check_shapes_on_hopper(DType::float16);
+}
+
+Case half_case(std::int64_t tokens, std::int64_t heads, std::int64_t dqk, std::int64_t dhv) {
+  return gpu_case({.batch = 1,
+                   .tokens = tokens,
+                   .qk_heads = heads,
+                   .heads = heads,
+                   .dqk = dqk,
+                   .dhv = dhv,
+                   .dtype = DType::float16});
+}
+
+// float16 has lifts in every kernel: all regimes of the gates, whose weights reach from 1e-7 to 1.
+TEST_F(Cuda, Float16OnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  struct Gates {
+    InputGate gate;
+    Normalizer normalizer;
+    std::int64_t chunk;
+    bool states;
+  };
+  constexpr Gates all_gates[] = {{InputGate::exponential, Normalizer::automatic, 128, false},
+                                 {InputGate::exponential, Normalizer::none, 64, true},
+                                 {InputGate::sigmoid, Normalizer::automatic, 256, true},
+                                 {InputGate::sigmoid, Normalizer::max, 512, false},
+                                 {InputGate::log, Normalizer::automatic, 128, true}};
+  std::size_t number = 0;
+  for (const Regime regime : reference::all_regimes) {
+    const auto check = [&](const Gates& gates, std::int64_t tokens, std::int64_t dqk) {
+      Case c = half_case(tokens, 4, dqk, 2 * dqk);
+      c.regime = regime;
+      c.options = {.gate = gates.gate, .normalizer = gates.normalizer, .chunk_size = gates.chunk};
+      c.initial_state = c.last_state_grad = gates.states;
+      check_on_hopper(c, true);
+    };
+    for (const Gates& gates : all_gates) check(gates, 300, 128);
+    check(all_gates[number++ % std::size(all_gates)], 200, 256);
+  }
+  for (const InputGate gate : {InputGate::exponential, InputGate::sigmoid}) {
+    Case c = half_case(65536, 1, 16, 24);
+    c.options.gate = gate;
+    EXPECT_GT(check_on_hopper(c, true).segments, 1);
+  }
+}
+
+// Keys, values and input gates that float16 would have no room for without lifts. dh makes up for it, so that gradients
+// have their digits.
+TEST_F(Cuda, Float16RangesOnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  struct Range {
+    double q, k, v, dh, i;
+    InputGate gate = InputGate::exponential;
+  };
+  const auto change = [](const TensorView& view, double factor, double shift) {
+    Values values = gather(view);
+    for (double& x : values) x = factor * x + shift;
+    overwrite(view, values);
+  };
+  for (const Range& range : {Range{1, 1e-3, 1e-3, 1000, 0},
+                             {1, 100, 100, 0.01, 0},
+                             {1e-2, 100, 100, 0.01, 0, InputGate::sigmoid},
+                             {1, 1e-3, 100, 1, 0},
+                             {1, 1000, 1e-2, 1, 0},
+                             {30, 30, 300, 1e-3, 0},
+                             {1, 1, 16, 16, -10},
+                             {1, 1, 1000, 100, -10, InputGate::sigmoid},
+                             {1, 1, 1000, 100, -10, InputGate::log},
+                             {1, 30, 30, 1, 20}}) {
+    for (const std::int64_t dqk : {128, 256}) {
+      Case c = half_case(dqk > 128 ? 150 : 300, 4, dqk, 2 * dqk);
+      c.regime = Regime::randn;
+      c.options.gate = range.gate;
+      SCOPED_TRACE(testing::Message() << "k " << range.k << " v " << range.v << " i " << range.i);
+      check_on_hopper(c, true, [&](Problem& problem) {
+        const MlstmBackward& args = problem.backward();
+        change(args.q, range.q, 0);
+        change(args.k, range.k, 0);
+        change(args.v, range.v, 0);
+        change(args.dh, range.dh, 0);
+        change(args.i, 1, range.i);
+      });
+    }
+  }
 }
 
 using Lengths = std::vector<std::int64_t>;

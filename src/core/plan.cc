@@ -224,11 +224,12 @@ void check_countable(const Plan& plan) {
 
 // Whether forward keeps states on Hopper where it is asked to. With the exact gradient of the normalizer backward is
 // portable; a longer chunk asks for less memory. Its kernel for packed sequences has no registers left to keep wide
-// ones.
+// ones. States of float16 are not stored as the portable kernels store them, and backward may take either.
 bool keeps_hopper_states(const Plan& plan, const MlstmOptions& options) {
   constexpr std::int64_t chunk = 128, wide_qk = 128;
   const bool packed = plan.shape.sequences > plan.shape.batch;
-  return !options.exact_normalizer_grad && plan.chunk == chunk && !(packed && plan.shape.dqk > wide_qk);
+  return !options.exact_normalizer_grad && plan.chunk == chunk && !(packed && plan.shape.dqk > wide_qk) &&
+         plan.shape.dtype == DType::bfloat16;
 }
 
 // fits: the tensors are such as the kernels of Hopper take, if their shape is.
@@ -247,6 +248,9 @@ Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions&
                             cuda::hopper_takes(shape, options);
   const bool exact_backward = operation == Operation::backward && options.exact_normalizer_grad;
   plan.hopper = hopper_shape && fits && !exact_backward;
+  plan.hopper_gradients = plan.hopper && cuda::hopper_takes_gradients(plan, options);
+  // Portable gradients do not read what Hopper's kernels store of float16.
+  if (operation == Operation::backward && shape.dtype == DType::float16) plan.hopper = plan.hopper_gradients;
   if (plan.device == Device::cuda && plan.formulation != Formulation::recurrent)
     choose_cuda_ranges(plan, options, hopper_shape);
   plan.keeps_rows =
@@ -258,7 +262,6 @@ Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions&
   } else if (plan.device == Device::cpu) {
     choose_ranges(plan, options);
   }
-  plan.hopper_gradients = plan.hopper && cuda::hopper_takes_gradients(plan, options);
   check_countable(plan);
   plan.scratch_bytes = plan.device == Device::cuda ? cuda::scratch_bytes(plan) : cpu::scratch_bytes(plan);
   if (plan.keeps_states) plan.saved_bytes = cuda::saved_bytes(plan);

@@ -100,6 +100,9 @@ struct Call {
   double* through;    // [numbers,H,through_parts] <C, dC> + <n, dn> past the chunk
   int through_parts;
   Part* parts;  // [1 + most_parts()]; only for Hopper's kernels and packed sequences
+  // [numbers,H,tiles of a state] what Hopper's kernels multiply states and dstates of float16 by to have C and dC
+  float* state_lowers;
+  float* dstate_lowers;
 
   // Tokens of all sequences, and where the vectors of (chunk, head) begin.
   __host__ __device__ std::int64_t all_tokens() const { return batch * tokens; }

@@ -95,6 +95,9 @@ void carve(Arena& arena, Arena& kept, const Plan& plan, Call<typename Config<T>:
     *vector = arena.take<Real>(dqk_tiles * vectors);
   call.through_parts = static_cast<int>(plan.hopper ? sm90::state_parts(call.dqk, call.dhv) : through_parts<T>(call));
   call.through = arena.take<double>(chunks * call.through_parts);
+  if (!plan.hopper || !std::is_same_v<T, __half>) return;
+  for (float** lowers : {&call.state_lowers, &call.dstate_lowers})
+    *lowers = arena.take<float>(chunks * sm90::state_tiles(call.dqk, call.dhv));
 }
 
 template <class T>
@@ -210,8 +213,8 @@ void forward_as(const MlstmForward& args, const Plan& plan, std::byte* scratch, 
   call.n_last = state_rows(args.last_state.n);
   call.m_last = state_rows(args.last_state.m);
   launch_gates(call, stream);
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    if (plan.hopper) return sm90::launch_forward(call, stream);
+  if constexpr (is_16_bit<T>) {
+    if (plan.hopper) return sm90::launch_forward<T>(call, stream);
   }
   launch_states<T>(call, stream);
   if (!is_16_bit<T>) launch_denominators<T>(call, stream);  // outputs makes its own for 16-bit types
@@ -255,21 +258,21 @@ void backward_as(const MlstmBackward& args, const Plan& plan, const Call<typenam
   call.dC0 = state_rows(args.dinitial_state.C);
   call.dn0 = state_rows(args.dinitial_state.n);
   launch_gates(call, stream);
-  const bool hopper = plan.hopper && std::is_same_v<T, __nv_bfloat16>;
+  const bool hopper = plan.hopper && is_16_bit<T>;
   if (!plan.keeps_states || plan.keeps_rows) {
-    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-      if (hopper) sm90::launch_states(call, stream);
+    if constexpr (is_16_bit<T>) {
+      if (hopper) sm90::launch_states<T>(call, stream);
     }
     if (!hopper) launch_states<T>(call, stream);
   }
   if (!plan.keeps_states) launch_denominators<T>(call, stream);
   launch_rows<T>(call, stream);
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    if (hopper) sm90::launch_dstates(call, stream);
+  if constexpr (is_16_bit<T>) {
+    if (hopper) sm90::launch_dstates<T>(call, stream);
   }
   if (!hopper) launch_dstates<T>(call, stream);
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    if (plan.hopper_gradients) sm90::launch_gradients(call, stream);
+  if constexpr (is_16_bit<T>) {
+    if (plan.hopper_gradients) sm90::launch_gradients<T>(call, stream);
   }
   if (!plan.hopper_gradients) launch_gradients<T>(call, stream);
   launch_gate_gradients<T>(call, stream);
@@ -400,6 +403,12 @@ void count(const Plan& plan, Arena& arena, Arena& saved) {
   });
 }
 
+// Packed float16 has no kernels, and forward of tall and narrow states no room for what it needs besides.
+bool takes_half(const MlstmShape& shape) {
+  const bool dense = shape.sequences == shape.batch;
+  return shape.dtype == DType::float16 && dense && !(shape.dqk > 128 && shape.dhv <= 64);
+}
+
 }  // namespace
 
 bool hopper_takes(const MlstmShape& shape, const MlstmOptions& options) {
@@ -408,9 +417,9 @@ bool hopper_takes(const MlstmShape& shape, const MlstmOptions& options) {
   const double blocks = static_cast<double>(shape.heads) *
                         (static_cast<double>(shape.batch) * static_cast<double>(shape.tokens / fewest_tokens) +
                          static_cast<double>(shape.sequences));
-  return options.formulation == Formulation::chunkwise && shape.dtype == DType::bfloat16 && shape.tokens > 0 &&
-         shape.batch > 0 && shape.sequences > 0 && shape.dqk % 8 == 0 && shape.dhv % 8 == 0 && shape.dqk <= widest_qk &&
-         static_cast<double>(shape.batch) * static_cast<double>(shape.tokens) < most &&
+  return options.formulation == Formulation::chunkwise && (shape.dtype == DType::bfloat16 || takes_half(shape)) &&
+         shape.tokens > 0 && shape.batch > 0 && shape.sequences > 0 && shape.dqk % 8 == 0 && shape.dhv % 8 == 0 &&
+         shape.dqk <= widest_qk && static_cast<double>(shape.batch) * static_cast<double>(shape.tokens) < most &&
          blocks * static_cast<double>(shape.dhv) < most && sm90::supported_device();
 }
 

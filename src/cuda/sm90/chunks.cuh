@@ -10,6 +10,7 @@
 #include "cuda/arch/wgmma.cuh"
 #include "cuda/portable/device.cuh"
 #include "cuda/sm90/divider.h"
+#include "cuda/sm90/lift.cuh"
 #include "cuda/sm90/tensor_map.h"
 
 namespace tfla::cuda::sm90::scores {
@@ -33,7 +34,9 @@ struct Chunks {
   float scale;  // above zero: its logarithm is taken
   int heads, chunks_per_row, tokens, all_tokens;
   Divider by_heads, by_chunks_per_row;
-  const Chunk* table;  // of packed sequences
+  const Chunk* table;         // of packed sequences
+  const float* state_lowers;  // of float16: see Call
+  const float* dstate_lowers;
 
   explicit Chunks(const Call<float>& call)
       : u(call.u),
@@ -49,7 +52,9 @@ struct Chunks {
         all_tokens(static_cast<int>(call.all_tokens())),
         by_heads(static_cast<std::uint32_t>(call.heads)),
         by_chunks_per_row(static_cast<std::uint32_t>(std::max(call.chunks_per_row, 1))),
-        table(call.chunks) {}
+        table(call.chunks),
+        state_lowers(call.state_lowers),
+        dstate_lowers(call.dstate_lowers) {}
 };
 
 // A chunk of a head. Heads of a chunk are neighbours: they lie side by side in memory.
@@ -143,8 +148,9 @@ struct GatePlan {
 
 // One warp: the vectors of a block's tiles. u, which takes arithmetic, waits in registers for the room of the tile
 // before. All lanes arrive at `full`. Consumers of packed sequences know of tiles what they are told here;
-// part_vectors(tile): where the vectors of its part begin, among those of all parts.
-template <class Plan, bool Packed, class Tiles, class PartVectors>
+// part_vectors(tile): where the vectors of its part begin, among those of all parts. Lowers: states of float16 are in
+// one tile each, whose lifts qbar and abar take back.
+template <class Plan, bool Packed, bool Lowers = false, class Tiles, class PartVectors>
 __device__ __forceinline__ void load_gates(const Chunks& chunks, const Tiles& tiles, unsigned memory, unsigned full,
                                            unsigned empty, const PartVectors& part_vectors) {
   const int lane = threadIdx.x % 32;
@@ -172,8 +178,10 @@ __device__ __forceinline__ void load_gates(const Chunks& chunks, const Tiles& ti
     if (lane == 0) {
       float2 inflow, outflow;
       as_exponent(chunks.m_start[tile.state], inflow);
+      if constexpr (Lowers) inflow.y += static_cast<float>(exponent_of(chunks.state_lowers[tile.state]));
       arch::write_float2(memory + Plan::inflow, inflow);
       as_exponent(chunks.b_last[tile.state] - chunks.m_end[tile.state], outflow);
+      if constexpr (Lowers) outflow.y += static_cast<float>(exponent_of(chunks.dstate_lowers[tile.state]));
       arch::write_float2(memory + Plan::outflow, outflow);
       int vectors = tile.at;
       if (Packed) vectors += part_vectors(index);

@@ -18,7 +18,7 @@ namespace keys {
 enum class Role : std::uint8_t { producers, consumer_0, consumer_1 };     // of a warpgroup
 enum class Producer : std::uint8_t { panels, resident, results, gates };  // of a warp
 
-template <bool Packed>
+template <class T, bool Packed>
 __global__ void __launch_bounds__(threads, 1)
     keys_kernel(const __grid_constant__ MapsOf<Packed> maps, const __grid_constant__ Work work) {
 #if __CUDA_ARCH__ == 900
@@ -54,11 +54,11 @@ __global__ void __launch_bounds__(threads, 1)
     }
     case Role::consumer_0:
       arch::more_registers<consumer_registers>();
-      Consumer<0, Packed>(work, memory).run();
+      Consumer<T, 0, Packed>(work, memory).run();
       break;
     case Role::consumer_1:
       arch::more_registers<consumer_registers>();
-      Consumer<1, Packed>(work, memory).run();
+      Consumer<T, 1, Packed>(work, memory).run();
       break;
   }
 #endif
@@ -89,8 +89,9 @@ Maps maps_of(const Call<float>& call) {
 
 }  // namespace
 
+template <class T>
 void launch_keys(const Call<float>& call, cudaStream_t stream) {
-  static_assert(columns == Config<__nv_bfloat16>::width, "row sums come in parts of as many columns");
+  static_assert(columns == Config<T>::width, "row sums come in parts of as many columns");
   const int parts = (call.dqk + columns - 1) / columns;
   const std::int64_t blocks = std::min<std::int64_t>(call.numbers * call.heads * parts, multiprocessors());
   const Work work{.chunks = Chunks(call),
@@ -100,13 +101,19 @@ void launch_keys(const Call<float>& call, cudaStream_t stream) {
                   .dhv_panels = (call.dhv + panel - 1) / panel,
                   .parts = Parts(call, parts, blocks),
                   .dqk = call.dqk,
-                  .vectors = static_cast<int>(call.all_tokens() * call.heads)};
+                  .vectors = static_cast<int>(call.all_tokens() * call.heads),
+                  .state_tiles = state_tiles(call.dqk, call.dhv),
+                  .state_columns = state_columns(call.dhv)};
   const Maps maps = maps_of(call);
-  if (call.cu_seqlens != nullptr)
-    launch_chained("keys", keys_kernel<true>, blocks, threads, shared_bytes, stream,
-                   PackedMaps{maps, nothing_map(call, chunk)}, work);
-  else
-    launch_chained("keys", keys_kernel<false>, blocks, threads, shared_bytes, stream, maps, work);
+  if constexpr (!has_lifts<T>) {
+    if (call.cu_seqlens != nullptr)
+      return launch_chained("keys", keys_kernel<T, true>, blocks, threads, shared_bytes, stream,
+                            PackedMaps{maps, nothing_map(call, chunk)}, work);
+  }
+  launch_chained("keys", keys_kernel<T, false>, blocks, threads, shared_bytes, stream, maps, work);
 }
+
+template void launch_keys<__nv_bfloat16>(const Call<float>&, cudaStream_t);
+template void launch_keys<__half>(const Call<float>&, cudaStream_t);
 
 }  // namespace tfla::cuda::sm90

@@ -1,14 +1,13 @@
 // A tile of the state in the registers of one warpgroup: 64 M rows of dqk by N columns of dhv, in float32, and what
-// happens to it: tokens are added, it goes to shared memory as bfloat16, it comes from and goes to global memory.
+// happens to it: tokens are added, it goes to shared memory as 16 bits, it comes from and goes to global memory.
 #pragma once
-
-#include <cuda_bf16.h>
 
 #include "cuda/arch/barrier.cuh"
 #include "cuda/arch/mma.cuh"
 #include "cuda/arch/shared.cuh"
 #include "cuda/arch/wgmma.cuh"
 #include "cuda/call.h"
+#include "cuda/sm90/lift.cuh"
 
 namespace tfla::cuda::sm90 {
 
@@ -52,22 +51,39 @@ __device__ __forceinline__ float over_row(float x) {
   return x + __shfl_xor_sync(0xFFFFFFFFU, x, 2);
 }
 
-// Two bfloat16, and what rounding left, as two more.
+// Numbers of 16 bits by their bits.
+template <class T>
+__device__ __forceinline__ unsigned short to_bits(float x) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>)
+    return __bfloat16_as_ushort(__float2bfloat16_rn(x));
+  else
+    return __half_as_ushort(__float2half_rn(x));
+}
+template <class T>
+__device__ __forceinline__ float from_bits(unsigned short bits) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>)
+    return __bfloat162float(__ushort_as_bfloat16(bits));
+  else
+    return __half2float(__ushort_as_half(bits));
+}
+
+// Two of them, and what rounding left, as two more.
+template <class T>
 __device__ __forceinline__ uint32_t split(float2 x, uint32_t& rest) {
-  const uint32_t high = arch::pack(x, __nv_bfloat16{});
-  const float2 rounded = arch::unpack(high, __nv_bfloat16{});
-  rest = arch::pack(float2{x.x - rounded.x, x.y - rounded.y}, __nv_bfloat16{});
+  const uint32_t high = arch::pack(x, T{});
+  const float2 rounded = arch::unpack(high, T{});
+  rest = arch::pack(float2{x.x - rounded.x, x.y - rounded.y}, T{});
   return high;
 }
 
-// How weighted keys go into the products: rounded once, or as the sum of two bfloat16. Both terms at once take more
-// registers; one after the other, they are made twice.
+// How weighted keys go into the products: rounded once, or as the sum of two bfloat16 (one float16 has the digits of
+// results in float16). Both terms at once take more registers; one after the other, they are made twice.
 enum class Terms { one, two, two_in_turn };
 
 // Together: 64-row parts whose operands are made at a time. Sets: of them in registers; one is made while the others
 // are multiplied.
 // Pairs: keys are weighted two at a time, by weights in two bfloat16, and summed up to n by a product.
-template <int M, int N, Terms Keys, int Together = (M > 1 ? 2 : 1), int Sets = 2, bool Pairs = false>
+template <class T, int M, int N, Terms Keys, int Together = (M > 1 ? 2 : 1), int Sets = 2, bool Pairs = false>
 struct StateTile {
   static_assert(!Pairs || (Together == 1 && Keys != Terms::two_in_turn));
   static constexpr int together = Together;
@@ -99,14 +115,28 @@ struct StateTile {
     for (int m = 0; m < M; ++m) arch::pin(c[m]);
   }
 
-  // Rounded, into panels of 64 columns by 64 M rows, or into those rows of larger ones.
-  __device__ __forceinline__ void publish(unsigned panels, const Lane& at, int panel_step = M * panel_bytes) {
+  // Of this thread.
+  __device__ __forceinline__ float largest() const {
+    float parts[4]{};
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+      for (int e = 0; e < N / 2; ++e) parts[e % 4] = fmaxf(parts[e % 4], fabsf(c[m][e]));
+    return fmaxf(fmaxf(parts[0], parts[1]), fmaxf(parts[2], parts[3]));
+  }
+
+  // Rounded, into panels of 64 columns by 64 M rows, or into those rows of larger ones. lift: see lift.cuh.
+  __device__ __forceinline__ void publish(unsigned panels, const Lane& at, float lift,
+                                          int panel_step = M * panel_bytes) {
 #pragma unroll
     for (int m = 0; m < M; ++m)
 #pragma unroll
       for (int n = 0; n < N / 16; ++n) {
         const float* x = c[m] + 8 * n;
-        const auto pack = [&](int e) { return arch::pack(float2{x[e], x[e + 1]}, __nv_bfloat16{}); };
+        const auto pack = [&](int e) {
+          if constexpr (has_lifts<T>) return arch::pack(float2{x[e] * lift, x[e + 1] * lift}, T{});
+          return arch::pack(float2{x[e], x[e + 1]}, T{});
+        };
         arch::store_tiles((panels + n / 4 * panel_step + m * panel_bytes + at.tile_row()) ^ (n % 4 * 32), pack(0),
                           pack(2), pack(4), pack(6));
       }
@@ -123,7 +153,7 @@ struct StateTile {
         arch::load_tiles(tiles, (panels + n / 4 * (M * panel_bytes) + m * panel_bytes + at.tile_row()) ^ (n % 4 * 32));
 #pragma unroll
         for (int x = 0; x < 4; ++x) {
-          const float2 pair = arch::unpack(tiles[x], __nv_bfloat16{});
+          const float2 pair = arch::unpack(tiles[x], T{});
           sum += c[m][8 * n + 2 * x] * pair.x + c[m][8 * n + 2 * x + 1] * pair.y;
         }
       }
@@ -151,11 +181,9 @@ struct StateTile {
       arch::products_begin();
 #pragma unroll
       for (int m = 0; m < together; ++m) {
-        arch::multiply<__nv_bfloat16, arch::Major::across>(c[first + m], part.high[m], values + k * (16 * 128 / 16),
-                                                           true);
+        arch::multiply<T, arch::Major::across>(c[first + m], part.high[m], values + k * (16 * 128 / 16), true);
         if constexpr (Keys == Terms::two)
-          arch::multiply<__nv_bfloat16, arch::Major::across>(c[first + m], part.low[m], values + k * (16 * 128 / 16),
-                                                             true);
+          arch::multiply<T, arch::Major::across>(c[first + m], part.low[m], values + k * (16 * 128 / 16), true);
       }
       arch::products_commit();
     }
@@ -223,17 +251,17 @@ struct StateTile {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const float2 weights = e < 2 ? first_weights : next_weights;
-        float2 value = arch::unpack(raw[e], __nv_bfloat16{});
+        float2 value = arch::unpack(raw[e], T{});
         value = {value.x * weights.x, value.y * weights.y};
         if (second_term) {
-          split(value, part.high[m][e]);
+          split<T>(value, part.high[m][e]);
           continue;
         }
         n[first + m][e % 2] += value.x + value.y;
         if constexpr (Keys == Terms::two)
-          part.high[m][e] = split(value, part.low[m][e]);
+          part.high[m][e] = split<T>(value, part.low[m][e]);
         else
-          part.high[m][e] = arch::pack(value, __nv_bfloat16{});
+          part.high[m][e] = arch::pack(value, T{});
       }
     }
   }

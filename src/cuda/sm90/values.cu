@@ -20,7 +20,7 @@ namespace values {
 enum class Role : std::uint8_t { producers, consumer_0, consumer_1 };  // of a warpgroup
 enum class Producer : std::uint8_t { ring, results, gates };           // of a warp
 
-template <int Panels, bool Packed>
+template <class T, int Panels, bool Packed>
 __global__ void __launch_bounds__(threads, 1)
     values_kernel(const __grid_constant__ MapsOf<Packed> maps, const __grid_constant__ Work work) {
 #if __CUDA_ARCH__ == 900
@@ -52,11 +52,11 @@ __global__ void __launch_bounds__(threads, 1)
     }
     case Role::consumer_0:
       arch::more_registers<consumer_registers>();
-      Consumer<Panels, 0, Packed>(work, memory).run();
+      Consumer<T, Panels, 0, Packed>(work, memory).run();
       break;
     case Role::consumer_1:
       arch::more_registers<consumer_registers>();
-      Consumer<Panels, 1, Packed>(work, memory).run();
+      Consumer<T, Panels, 1, Packed>(work, memory).run();
       break;
   }
 #endif
@@ -83,30 +83,39 @@ Maps maps_of(const Call<float>& call) {
           .dC = matrix_map(call.dstates, call.numbers * call.heads, call.dqk, call.padded_dhv(), half)};
 }
 
-template <int Panels>
+template <class T, int Panels>
 void launch(const Call<float>& call, int parts, cudaStream_t stream) {
   const std::int64_t blocks = std::min<std::int64_t>(call.numbers * call.heads * parts, multiprocessors());
-  const Work work{
-      .chunks = Chunks(call), .depth = panels_of(call.dqk), .parts = Parts(call, parts, blocks), .dhv = call.dhv};
+  const Work work{.chunks = Chunks(call),
+                  .depth = panels_of(call.dqk),
+                  .parts = Parts(call, parts, blocks),
+                  .dhv = call.dhv,
+                  .state_tiles = state_tiles(call.dqk, call.dhv),
+                  .state_columns = state_columns(call.dhv)};
   const Maps maps = maps_of(call);
-  if (call.cu_seqlens != nullptr)
-    launch_chained("values", values_kernel<Panels, true>, blocks, threads, shared_bytes, stream,
-                   PackedMaps{maps, nothing_map(call, half)}, work);
-  else
-    launch_chained("values", values_kernel<Panels, false>, blocks, threads, shared_bytes, stream, maps, work);
+  if constexpr (!has_lifts<T>) {
+    if (call.cu_seqlens != nullptr)
+      return launch_chained("values", values_kernel<T, Panels, true>, blocks, threads, shared_bytes, stream,
+                            PackedMaps{maps, nothing_map(call, half)}, work);
+  }
+  launch_chained("values", values_kernel<T, Panels, false>, blocks, threads, shared_bytes, stream, maps, work);
 }
 
 }  // namespace
 
+template <class T>
 void launch_values(const Call<float>& call, cudaStream_t stream) {
   // As few parts as possible, as wide as each other: 320 columns are two parts of 192.
   const int panels = panels_of(call.dhv), parts = (panels + widest - 1) / widest;
   switch ((panels + parts - 1) / parts) {
-    case 1: launch<1>(call, parts, stream); break;
-    case 2: launch<2>(call, parts, stream); break;
-    case 3: launch<3>(call, parts, stream); break;
-    default: launch<4>(call, parts, stream); break;
+    case 1: launch<T, 1>(call, parts, stream); break;
+    case 2: launch<T, 2>(call, parts, stream); break;
+    case 3: launch<T, 3>(call, parts, stream); break;
+    default: launch<T, 4>(call, parts, stream); break;
   }
 }
+
+template void launch_values<__nv_bfloat16>(const Call<float>&, cudaStream_t);
+template void launch_values<__half>(const Call<float>&, cudaStream_t);
 
 }  // namespace tfla::cuda::sm90

@@ -5,14 +5,15 @@
 
 namespace tfla::cuda::sm90::forward {
 
-template <int M, int N, bool Normalized, bool Keep, bool Packed>
-struct Carrier : Block<M, N, Normalized, Keep, Packed> {
-  using Base = Block<M, N, Normalized, Keep, Packed>;
+template <class T, int M, int N, bool Normalized, bool Keep, bool Packed>
+struct Carrier : Block<T, M, N, Normalized, Keep, Packed> {
+  using Base = Block<T, M, N, Normalized, Keep, Packed>;
   using Base::at;
   using Base::call;
   using Base::each_item;
   using Base::is_kept;
   using Base::kept_unit;
+  using Base::lifted;
   using Base::maps;
   using Base::shape;
   using Base::space;
@@ -33,19 +34,26 @@ struct Carrier : Block<M, N, Normalized, Keep, Packed> {
     each_item([&](const Item& it) {
       Tile tile;
       float n[own][2];
+      float lift = 1;  // of both (float16)
       start<Which>(it, lane, tile, n);
       const int first_kept = Space::wide && Keep ? kept_unit(it, 0) : 0;
 #pragma unroll 1
       for (int block = it.low; block < it.high; ++block, k.advance(Space::parts), ring.advance(), turn ^= 1) {
         const unsigned parity = Space::slots == 2 ? ring.slot : turn;
+        float2 lifts{1, 1};  // of the rounded C and n besides
+        if constexpr (lifted) lifts = lifts_of<Which>(tile, n, lift, parity, lane);
         arch::wait(at(Space::c_empty), parity ^ 1);
         if (Space::wide && Keep) {  // its last copy has been read by the store
           if (here(lane).lane == 0) arch::wait_stores_read<0>();
           __syncwarp();
         }
-        tile.publish(at(Space::state) + Which * Space::part_bytes, here(lane), M * panel_bytes);
+        tile.publish(at(Space::state) + Which * Space::part_bytes, Space::lean ? Lane::again() : lane, lifts.x,
+                     M * panel_bytes);
         const int reader = Space::outputs == 2 ? static_cast<int>(parity) : 0;
-        if (Normalized || (Keep && !Space::wide)) publish_n(reader, Which, lane, n);
+        if (Normalized || (Keep && !Space::wide)) publish_n(reader, Which, lane, n, lifts.y);
+        if (lifted && Which == 0 && lane.warp == 0 && lane.lane == 0)
+          arch::write_float2(at(Space::lifts, reader), {inverse_power(lift) * inverse_power(lifts.x),
+                                                        inverse_power(lift) * inverse_power(lifts.y)});
         arch::writes_before_copies();
         __syncwarp();
         if (here(lane).lane == 0) arch::arrive(at(Space::c_full, reader));
@@ -54,7 +62,13 @@ struct Carrier : Block<M, N, Normalized, Keep, Packed> {
         arch::wait(at(Space::k_full, k.slot), k.phase);
         arch::wait(at(Space::v_full, ring.slot), ring.phase);
         const unsigned gates = at(Space::gates, ring.slot, Space::gate_bytes);
-        const float decay = arch::read_float(gates + Space::decay);
+        float decay = arch::read_float(gates + Space::decay);
+        const auto weight = [&](int t) { return arch::read_float2(gates + Space::abar + 4 * t); };
+        if constexpr (lifted) {
+          const float before = lift;
+          lift = lift_of_weights(lane.pair, weight);
+          decay *= lift * inverse_power(before);
+        }
         tile.scale(decay);
 #pragma unroll
         for (int m = 0; m < own; ++m) {
@@ -64,11 +78,24 @@ struct Carrier : Block<M, N, Normalized, Keep, Packed> {
         tile.add(
             at(Space::k, k.slot, Space::part_bytes) + here(lane).transposed_row(),
             at(Space::v, ring.slot, Space::v_bytes), lane,
-            [&](int t) { return arch::read_float2(gates + Space::abar + 4 * t); }, n);
+            [&](int t) {
+              float2 w = weight(t);
+              if (lifted) w = {w.x * lift, w.y * lift};
+              return w;
+            },
+            n);
         if (here(lane).lane == 0) arch::arrive(at(Space::k_empty, k.slot));
         arch::products_wait<0>();
         tile.hold();
         if (here(lane).lane == 0) arch::arrive(at(Space::v_empty, ring.slot));
+      }
+      if constexpr (lifted) {
+        tile.scale(inverse_power(lift));
+#pragma unroll
+        for (int m = 0; m < own; ++m) {
+          n[m][0] *= inverse_power(lift);
+          n[m][1] *= inverse_power(lift);
+        }
       }
       finish<Which>(Base::lean ? again(it) : it, lane, tile, n);
     });
@@ -76,8 +103,11 @@ struct Carrier : Block<M, N, Normalized, Keep, Packed> {
   }
 
  private:
-  // Where all rows of dqk above 128 are in registers, there are none for what follows from the thread's number.
-  __device__ __forceinline__ static Lane here(const Lane& lane) { return Space::lean ? Lane::again() : lane; }
+  // Where all rows of dqk above 128 are in registers, there are none for what follows from the thread's number
+  // (bfloat16: with float16 it spills).
+  __device__ __forceinline__ static Lane here(const Lane& lane) {
+    return Space::lean && !lifted ? Lane::again() : lane;
+  }
 
   // An item worked out anew: what the loop over its blocks does not need is not kept in registers.
   __device__ __forceinline__ Item again(const Item& it) const {
@@ -86,9 +116,30 @@ struct Carrier : Block<M, N, Normalized, Keep, Packed> {
     return Item(call, shape, static_cast<unsigned>(unit));
   }
 
-  // One of three bfloat16 that add up to it per lane. In the order in which the lanes of a product read it: rows 2 i,
-  // 2 i + 1, 2 i + 8, 2 i + 9 of every 16; where the state is wide, along rows of 64, swizzled.
-  __device__ __forceinline__ void publish_n(int reader, int which, const Lane& lane, const float (&n)[own][2]) const {
+  // What C and n are multiplied by to be rounded. The sum over a quad is n: of its lanes, at most four times the
+  // largest.
+  template <int Which>
+  __device__ __forceinline__ float2 lifts_of(const Tile& tile, const float (&n)[own][2], float lift, unsigned turn,
+                                             const Lane& lane) const {
+    constexpr int warps = 4 * Space::carriers;
+    const auto of_warps = [&](auto largest) {
+      return largest_of_warps<warps>(largest, at(Space::largest), turn, 4 * Which + lane.warp, Base::state_barrier);
+    };
+    if constexpr (Normalized) {
+      float largest_n = 0;
+#pragma unroll
+      for (int m = 0; m < own; ++m) largest_n = fmaxf(largest_n, fmaxf(fabsf(n[m][0]), fabsf(n[m][1])));
+      const float2 largest = of_warps(float2{tile.largest(), largest_n});
+      return {lift_of_state(largest.x, lift), lift_of_state(largest.y, lift, top_of_norms)};
+    } else {
+      return {lift_of_state(of_warps(tile.largest()), lift), 1};
+    }
+  }
+
+  // One of three 16-bit numbers that add up to it per lane. In the order in which the lanes of a product read it: rows
+  // 2 i, 2 i + 1, 2 i + 8, 2 i + 9 of every 16; where the state is wide, along rows of 64, swizzled.
+  __device__ __forceinline__ void publish_n(int reader, int which, const Lane& lane, const float (&n)[own][2],
+                                            float lift) const {
     const Lane now = Base::lean ? Lane::again() : lane;  // no register is left for the address
     const int part = now.pair / 2, k = now.lane / 4, warp = now.warp;
     unsigned to = at(Space::n, reader, Space::n_bytes);
@@ -100,7 +151,7 @@ struct Carrier : Block<M, N, Normalized, Keep, Packed> {
       const auto place = [&](int h) {
         return Space::n_rows ? (to ^ h * 16) + m * Space::n_panel : to + m * Space::n_panel + h * 4;
       };
-      if constexpr (Space::lean) {
+      if constexpr (Space::lean && !lifted) {
         float2 rest{over_row(n[m][0]), over_row(n[m][1])};
 #pragma unroll
         for (int before = 0; before < 2; ++before) {
@@ -115,9 +166,10 @@ struct Carrier : Block<M, N, Normalized, Keep, Packed> {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           float rest = over_row(n[m][h]);
-          if (part > 0) rest -= __bfloat162float(__float2bfloat16_rn(rest));
-          if (part > 1) rest -= __bfloat162float(__float2bfloat16_rn(rest));
-          if (part < 3) arch::write_half_word(place(h), __bfloat16_as_ushort(__float2bfloat16_rn(rest)));
+          if (lifted) rest *= lift;
+          if (part > 0) rest -= from_bits<T>(to_bits<T>(rest));
+          if (part > 1) rest -= from_bits<T>(to_bits<T>(rest));
+          if (part < 3) arch::write_half_word(place(h), to_bits<T>(rest));
         }
       }
     }

@@ -5,9 +5,9 @@
 
 namespace tfla::cuda::sm90::forward {
 
-template <int M, int N, bool Normalized, bool Keep, bool Packed>
-struct Movers : Block<M, N, Normalized, Keep, Packed> {
-  using Base = Block<M, N, Normalized, Keep, Packed>;
+template <class T, int M, int N, bool Normalized, bool Keep, bool Packed>
+struct Movers : Block<T, M, N, Normalized, Keep, Packed> {
+  using Base = Block<T, M, N, Normalized, Keep, Packed>;
   using Base::at;
   using Base::call;
   using Base::each_block;
@@ -171,8 +171,7 @@ struct Movers : Block<M, N, Normalized, Keep, Packed> {
       const unsigned place = from + row / 16 * 32 + row % 8 / 2 * 8 + row % 16 / 8 * 4 + row % 2 * 2;
       float sum = 0;
 #pragma unroll
-      for (int part = 2; part >= 0; --part)
-        sum += __bfloat162float(__ushort_as_bfloat16(arch::read_half_word(place + part * Space::n_part)));
+      for (int part = 2; part >= 0; --part) sum += from_bits<T>(arch::read_half_word(place + part * Space::n_part));
       static_cast<float*>(call.n_states)[static_cast<std::int64_t>(kept_unit(it, block)) * call.dqk + row] = sum;
     }
   }

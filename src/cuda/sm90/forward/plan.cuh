@@ -50,19 +50,23 @@ struct Space : Roles<M, N> {
   static constexpr int v_full = k_empty + 8 * k_slots, v_empty = v_full + 8 * slots;
   static constexpr int c_full = v_empty + 8 * slots, c_empty = c_full + 16;  // c_full: one per outputs' warpgroup
   static constexpr int bytes = c_empty + 8 + 1024;
+  // float16: what the readers of C and n multiply by, for each warpgroup of outputs; the largest numbers of warps.
+  static constexpr int lifts = (c_empty + 8 + 15) / 16 * 16, largest = lifts + 16;
+  static constexpr int lifted_bytes = largest + 2 * 8 * 4 * Roles<M, N>::carriers + 1024;
 };
 
 // Of a thread, by what it does: 512 for one thread of each warpgroup. Found by trial, so that nothing spills.
-template <int M, int N, bool Normalized, bool Keep, bool Packed>
+template <class T, int M, int N, bool Normalized, bool Keep, bool Packed>
 struct Registers {
   using Roles = forward::Roles<M, N>;
-  static constexpr bool tall = M > 2 && N == 64;  // all rows of a state of dqk above 128 in one warpgroup
-  static constexpr int outputs = Roles::wide    ? (Packed ? 144 : 136)
+  static constexpr bool tall = M > 2 && N == 64;        // all rows of a state of dqk above 128 in one warpgroup
+  static constexpr bool more = Packed || has_lifts<T>;  // outputs of wide states need more of them
+  static constexpr int outputs = Roles::wide    ? (more ? 144 : 136)
                                  : tall && Keep ? 128
                                  : N == 64      ? (Normalized ? 136 : 144)
                                  : M == 1       ? 160
                                                 : 144;
-  static constexpr int state = Roles::wide    ? (Packed ? 168 : 176)
+  static constexpr int state = Roles::wide    ? (more ? 168 : 176)
                                : tall && Keep ? 216
                                : N == 64      ? (Normalized ? 200 : 184)
                                : M == 1       ? 152
@@ -131,19 +135,22 @@ struct PackedItem : Segment {
 };
 
 // What every thread of a block knows.
-template <int M, int N, bool Normalized, bool Keep, bool Packed>
+template <class T, int M, int N, bool Normalized, bool Keep, bool Packed>
 struct Block {
   using Item = std::conditional_t<Packed, PackedItem, DenseItem>;
   using Maps = std::conditional_t<Packed, PackedMaps, forward::Maps>;
   using Shape = std::conditional_t<Packed, PackedShape, forward::Shape>;
   using Space = forward::Space<M, N>;
   static constexpr bool lean = Space::lean || Packed;  // as Roles::lean; packed sequences take registers too
+  static constexpr bool lifted = has_lifts<T>;
+  static_assert(!lifted || !(Keep || Packed), "the plan leaves float16 neither");
   // In pairs where n or a second term of keys comes with them; with 64 rows it spills.
-  static constexpr bool pairs = Space::wide ? Normalized || Keep : Keep && M == 2;
+  static constexpr bool pairs = !lifted && (Space::wide ? Normalized || Keep : Keep && M == 2);
   static constexpr auto terms = !Keep ? Terms::one : pairs ? Terms::two : Terms::two_in_turn;
   // Kept states have room for both terms of keys in two sets of registers.
-  using Tile = std::conditional_t<pairs || Space::wide, StateTile<Space::part_panels, N, terms, 1, Keep ? 2 : 3, pairs>,
-                                  StateTile<M, N, terms>>;
+  using Tile = std::conditional_t<pairs || Space::wide,
+                                  StateTile<T, Space::part_panels, N, terms, 1, Keep || lifted ? 2 : 3, pairs>,
+                                  StateTile<T, M, N, terms>>;
   static constexpr auto depth = arch::Major::depth, across = arch::Major::across;
   using Slots = Ring<Space::slots>;  // of Q and of V, which go round together
   using KeySlots = Ring<Space::k_slots>;
@@ -185,6 +192,7 @@ struct Block {
   // Named barriers.
   __device__ static int staged_barrier(int warpgroup) { return 3 + warpgroup; }
   __device__ static int warps_barrier(int warpgroup) { return 1 + warpgroup; }
+  static constexpr int state_barrier = 5;
 
   __device__ __forceinline__ bool is_kept(int block) const { return (block & ((1 << shape.kept_shift) - 1)) == 0; }
   __device__ __forceinline__ int kept_unit(const Item& it, int block) const {

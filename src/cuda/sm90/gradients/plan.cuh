@@ -60,7 +60,8 @@ struct Plan {
   static constexpr unsigned dh = k + Size::dqk * slot_bytes;
   static constexpr unsigned ring = dh + Size::dhv * slot_bytes;
   using Gates = GatePlan<ring + ring_slots * slot_bytes>;
-  static constexpr unsigned barriers = Gates::end;
+  static constexpr unsigned largest = (Gates::end + 15) / 16 * 16;  // float16: the largest numbers of warps
+  static constexpr unsigned barriers = largest + 2 * 4 * consumer_warps;
 };
 
 // Barriers of a tile. `full` ones are waited for by consumers, `empty` ones by producers, `staged` ones by the store

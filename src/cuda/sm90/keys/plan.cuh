@@ -39,7 +39,8 @@ struct Work {
   int dhv_panels;  // of 64 columns
   Parts parts;
   int dqk;
-  int vectors;  // numbers in a vector of all tokens and heads: row sums come in parts of so many
+  int vectors;                     // numbers in a vector of all tokens and heads: row sums come in parts of so many
+  int state_tiles, state_columns;  // of C and dC, in all and side by side (float16)
 };
 
 // 128 columns of dqk of a chunk and head. All parts of it read V and dH.
@@ -64,7 +65,8 @@ struct Plan {
   static constexpr unsigned ds = k + column_panels * slot_bytes;  // [keys][queries], queries in halves; dQ leaves here
   static constexpr unsigned ring = ds + 2 * slot_bytes;
   using Gates = GatePlan<ring + stages * stage_bytes>;
-  static constexpr unsigned barriers = Gates::end;
+  static constexpr unsigned largest = (Gates::end + 15) / 16 * 16;  // float16: the largest numbers of warps
+  static constexpr unsigned barriers = largest + 2 * 4 * 2 * warps_of_consumer;
 };
 
 // `full` ones are waited for by consumers, `empty` ones by producers (ds_empty by consumers), `staged` ones by the

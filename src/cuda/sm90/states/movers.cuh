@@ -5,9 +5,9 @@
 
 namespace tfla::cuda::sm90::states {
 
-template <Time Direction, Pass Which, int M, int N, bool Packed>
-struct Movers : Block<Direction, Which, M, N, Packed> {
-  using Base = Block<Direction, Which, M, N, Packed>;
+template <class T, Time Direction, Pass Which, int M, int N, bool Packed>
+struct Movers : Block<T, Direction, Which, M, N, Packed> {
+  using Base = Block<T, Direction, Which, M, N, Packed>;
   using Base::blocks_per_chunk;
   using Base::call;
   using Base::each_item;

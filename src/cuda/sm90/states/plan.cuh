@@ -36,7 +36,9 @@ struct Space {
   static constexpr int barriers = gates + slots * gate_floats * 4;
   static constexpr int full = barriers, empty = full + 8 * slots;
   static constexpr int staged = empty + 8 * slots, drained = staged + 8, loaded = drained + 8;
-  static constexpr int bytes = loaded + 8 * buffers + 1024;
+  static constexpr int largest = (loaded + 8 * buffers + 15) / 16 * 16;  // float16: the largest numbers of warps
+  static constexpr int bytes = largest + 2 * 4 * 4 * warpgroups + 1024;
+  static_assert(bytes <= 232448, "what a block may have");
 };
 
 // The blocks of 64 tokens of one segment, or piece of one, in the order of time, and the tile of the state.
@@ -135,17 +137,18 @@ struct PackedShape : Shape {
 };
 
 // What every thread of a block knows.
-template <Time Direction, Pass Which, int M, int N, bool Packed>
+template <class T, Time Direction, Pass Which, int M, int N, bool Packed>
 struct Block {
   using Item = std::conditional_t<Packed, PackedItem, DenseItem>;
   using Maps = std::conditional_t<Packed, PackedMaps, states::Maps>;
   using Shape = std::conditional_t<Packed, PackedShape, states::Shape>;
   using Space = states::Space<Direction, M, N>;
+  static constexpr bool lifted = has_lifts<T>;
   static constexpr bool reverse = Direction == Time::reverse;
   static constexpr bool proper = Which == Pass::proper;
-  static constexpr bool pairs = !proper || M == 1;
-  static constexpr auto terms = Which == Pass::rough_totals ? Terms::one : Terms::two;
-  using Tile = std::conditional_t<pairs, StateTile<M, N, terms, 1, 2, true>, StateTile<M, N, terms>>;
+  static constexpr bool pairs = !lifted && (!proper || M == 1);
+  static constexpr auto terms = lifted || Which == Pass::rough_totals ? Terms::one : Terms::two;
+  using Tile = std::conditional_t<pairs, StateTile<T, M, N, terms, 1, 2, true>, StateTile<T, M, N, terms>>;
   static constexpr int row_step = 64 * M, column_step = warpgroups * N;
 
   const Call<float>& call;
@@ -181,6 +184,10 @@ struct Block {
       const int last = (it.chunks - 1) / call.chunks_per_segment * call.chunks_per_segment;
       return it.empty() || (!proper && (reverse ? it.segment < call.pieces : it.low >= last));
     }
+  }
+  // The tile of an item among those of a state.
+  __device__ int tile_of(const Item& it) const {
+    return it.row / row_step * shape.column_tiles + it.column / column_step;
   }
   __device__ int blocks_per_chunk() const { return (call.L + block_tokens - 1) / block_tokens; }
   __device__ unsigned full(int slot) const { return space + Space::full + 8 * slot; }

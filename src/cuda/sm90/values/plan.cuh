@@ -34,6 +34,7 @@ struct Work {
   int depth;  // panels of 64 that dqk takes
   Parts parts;
   int dhv;
+  int state_tiles, state_columns;  // of dC, in all and side by side (float16)
 };
 
 // A part of `Panels` x 64 columns of dhv of a chunk and head. All parts of it read Q and K.
