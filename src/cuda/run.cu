@@ -425,8 +425,6 @@ bool hopper_takes(const MlstmShape& shape, const MlstmOptions& options) {
 
 bool hopper_takes_gradients(const Plan& plan, const MlstmOptions& options) {
   if (plan.operation != Operation::backward) return false;
-  // Kernel `values` of packed sequences hung, with 4.2 million tokens, for a reason that is not known yet.
-  if (plan.shape.sequences > plan.shape.batch && hopper_splits_gradients(plan.shape)) return false;
   Call<float> call = call_of_shape<float>(plan);
   call.scale = resolve(options, plan.shape.dqk).scale;
   return sm90::takes_gradients(call);

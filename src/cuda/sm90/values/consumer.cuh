@@ -153,7 +153,7 @@ struct Consumer {
       arch::arrive(first.empty);
       arch::arrive(second.empty);
     }
-    stage<T>(dV, (W == 0 ? first : second).at + my.half_row, half_bytes, barriers().staged(W), my.leads,
+    stage<T>(dV, (W == 0 ? first : second).at + my.half_row, half_bytes, barriers().staged(W, parity), my.leads,
              inverse_powers(lifts));
     return last;
   }

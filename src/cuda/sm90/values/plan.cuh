@@ -60,22 +60,27 @@ struct Plan {
 // `full` ones are waited for by consumers, `empty` ones by producers, `staged` ones by the store warp.
 struct Barriers {
   static constexpr int ring_slots = Plan::ring_slots;
-  static constexpr int count = 4 + 2 * ring_slots;
+  static constexpr int count = 6 + 2 * ring_slots;
   unsigned base;
 
   __device__ __forceinline__ unsigned at(int index) const { return base + 8 * index; }
   __device__ __forceinline__ unsigned gates_full() const { return at(0); }
   __device__ __forceinline__ unsigned gates_empty() const { return at(1); }
-  __device__ __forceinline__ unsigned staged(int consumer) const { return at(2 + consumer); }
-  __device__ __forceinline__ unsigned ring_full(int s) const { return at(4 + s); }
-  __device__ __forceinline__ unsigned ring_empty(int s) const { return at(4 + ring_slots + s); }
+  // Tiles in turn have their own. With one panel of dqk a tile has fewer items than the ring has slots, and a second
+  // tile may be staged before the store warp has seen the first: one barrier for all would then be two phases on,
+  // which looks as if nothing had been staged.
+  __device__ __forceinline__ unsigned staged(int consumer, unsigned tile) const {
+    return at(2 + consumer) + 16 * (tile & 1);
+  }
+  __device__ __forceinline__ unsigned ring_full(int s) const { return at(6 + s); }
+  __device__ __forceinline__ unsigned ring_empty(int s) const { return at(6 + ring_slots + s); }
 
   // By one thread. Every consumer warp empties a slot; where a result leaves through it, the store warp does so in
   // place of the first of them, when the result is read.
   __device__ void init() const {
     arch::barrier_init(gates_full(), 32);
     arch::barrier_init(gates_empty(), consumer_warps);
-    for (int consumer = 0; consumer < 2; ++consumer) arch::barrier_init(staged(consumer), consumer_warps / 2);
+    for (int x = 0; x < 4; ++x) arch::barrier_init(staged(x % 2, x / 2), consumer_warps / 2);
     for (int s = 0; s < ring_slots; ++s) {
       arch::barrier_init(ring_full(s), 1);
       arch::barrier_init(ring_empty(s), consumer_warps);

@@ -53,15 +53,15 @@ template <int Panels, bool Packed>
 __device__ __forceinline__ void store_results(const MapsOf<Packed>& maps, const Work& work, unsigned memory) {
   const Barriers barriers{memory + Plan::barriers};
   int slot = 0;
-  unsigned parity = 0;
+  unsigned turn = 0;
   for (unsigned index = first_tile<Packed>(work.chunks, work.parts); index < work.parts.tiles;
-       index = tile_after<Packed>(work.chunks, work.parts, index), parity ^= 1) {
+       index = tile_after<Packed>(work.chunks, work.parts, index), ++turn) {
     const Part<Panels, Packed> tile(work, index);
     slot += 2 * work.depth;
 #pragma unroll 1
     for (int w = 0; w < 2; ++w, ++slot) {
       slot %= Plan::ring_slots;
-      arch::wait(barriers.staged(w), parity);
+      arch::wait(barriers.staged(w, turn), turn >> 1 & 1);
 #pragma unroll 1
       for (int x = 0; x < Panels; ++x)
         arch::store_box(memory + Plan::ring + slot * Plan::room + x * half_bytes, &maps.dv, tile.column + x * panel,
