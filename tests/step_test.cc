@@ -44,6 +44,12 @@ const StepCase large_cases[] = {
     {InputGate::sigmoid, Normalizer::none, DType::bfloat16, DType::bfloat16, 2, 40, 2, 4, 128, 256, Layout::fused},
     {InputGate::exponential, Normalizer::max, DType::float64, DType::float64, 2, 30, 1, 2, 100, 130, Layout::bhtd}};
 
+// So many states that the CUDA backend takes them in another way than the few above.
+const StepCase many_states[] = {
+    {InputGate::exponential, Normalizer::max, DType::bfloat16, DType::float32, 300, 2, 1, 7, 24, 128, Layout::fused},
+    {InputGate::sigmoid, Normalizer::none, DType::float16, DType::float16, 130, 2, 4, 8, 40, 260, Layout::bthd},
+    {InputGate::exponential, Normalizer::max, DType::float32, DType::float32, 260, 2, 4, 4, 33, 132, Layout::bhtd}};
+
 Case harness_case(const StepCase& s, Device device = Device::cpu) {
   Case c;
   c.device = device;
@@ -111,6 +117,7 @@ TEST(StepCuda, EqualsForward) {
   if (const std::string reason = why_unavailable(Device::cuda); !reason.empty()) GTEST_SKIP() << reason;
   for (const StepCase& s : small_cases) expect_steps_equal_forward(s, Device::cuda);
   for (const StepCase& s : large_cases) expect_steps_equal_forward(s, Device::cuda);
+  for (const StepCase& s : many_states) expect_steps_equal_forward(s, Device::cuda);
 }
 #endif
 
@@ -204,6 +211,69 @@ TEST(StepCuda, SlotsPickStatesAndLeaveTheOthers) {
   for (const StepCase& s : small_cases) {
     expect_slots_work<std::int32_t>(s, DType::int32, Device::cuda);
     expect_slots_work<std::int64_t>(s, DType::int64, Device::cuda);
+  }
+}
+#endif
+
+#ifdef TFLA_TEST_CUDA
+// Rows of C with a gap behind each, in slots, two of which do not exist: these leave everything as it was.
+TEST(StepCuda, ManyStatesInSlotsOfASlice) {
+  if (const std::string reason = why_unavailable(Device::cuda); !reason.empty()) GTEST_SKIP() << reason;
+  constexpr std::int64_t gap = 4, spare = 2;
+  for (StepCase s : many_states) {
+    s.tokens = 1;
+    const Case c = harness_case(s, Device::cuda);
+    const Execution execution{.device = Device::cuda};
+    Problem problem(c);
+    const MlstmStep plain = step_args(problem.forward(), started_state(problem));
+    step(plain, execution);
+    const Snapshot expected = snapshot(plain);
+    problem.poison();
+    const Values poisoned = gather(plain.h);
+
+    const std::int64_t size = s.batch + spare;
+    const Tensor C(DType::float32, {size, s.heads, s.dqk, s.dhv + gap}), n(DType::float32, {size, s.heads, s.dqk}),
+        m(DType::float32, {size, s.heads}), slot_tensor(DType::int32, {s.batch});
+    const MutableMlstmState pool{slice(C.view, 3, 0, s.dhv), n.view, m.view};
+    auto* slots = static_cast<std::int32_t*>(slot_tensor.view.data);
+    const MlstmState& initial = problem.forward().initial_state;
+    for (std::int64_t b = 0; b < s.batch; ++b) {
+      const std::int64_t at = s.batch - 1 - b;
+      slots[b] = static_cast<std::int32_t>(at);
+      reference::scatter(slice(pool.C, 0, at, 1), gather(slice(initial.C, 0, b, 1)));
+      reference::scatter(slice(pool.n, 0, at, 1), gather(slice(initial.n, 0, b, 1)));
+      reference::scatter(slice(pool.m, 0, at, 1), gather(slice(initial.m, 0, b, 1)));
+    }
+    slots[0] = -1;
+    slots[s.batch / 2] = static_cast<std::int32_t>(size);
+    const MutableTensorView behind = slice(C.view, 3, s.dhv, gap);
+    const Values kept = gather(behind);
+    const Snapshot before = state_values(pool);
+    MlstmStep pooled = step_args(problem.forward(), pool);
+    pooled.slots = TensorView(slots, DType::int32, {s.batch});
+    step(pooled, execution);
+
+    const Values h = gather(pooled.h);
+    const auto width = static_cast<std::ptrdiff_t>(s.heads * s.dhv);
+    const auto row = [&](const Values& values, std::int64_t b) {
+      return Values(values.begin() + b * width, values.begin() + (b + 1) * width);
+    };
+    for (std::int64_t b = 0; b < s.batch; ++b) {
+      const bool bad = slots[b] < 0 || slots[b] >= size;
+      EXPECT_TRUE(same_bits(row(h, b), row(bad ? poisoned : expected.at("h"), b))) << label(c) << ", row " << b;
+    }
+    const Snapshot after = state_values(pool);
+    for (const char* name : {"C", "n", "m"}) {
+      Values want = before.at(name);
+      const Values& reached = expected.at(name);
+      const auto entry = static_cast<std::ptrdiff_t>(reached.size()) / s.batch;
+      for (std::int64_t b = 0; b < s.batch; ++b)
+        if (slots[b] >= 0 && slots[b] < size)
+          std::copy_n(reached.begin() + b * entry, entry, want.begin() + slots[b] * entry);
+      EXPECT_TRUE(same_bits(after.at(name), want)) << label(c) << ", " << name;
+    }
+    EXPECT_TRUE(same_bits(gather(behind), kept)) << label(c);
+    for (const Tensor* tensor : {&C, &n, &m}) EXPECT_TRUE(tensor->buffer->margins_intact());
   }
 }
 #endif

@@ -119,6 +119,14 @@ void choose_segments(Plan& plan, std::int64_t chunks) {
 // much; a block needs the time of some chunks to begin and to end, and sums are scanned.
 void choose_hopper_segments(Plan& plan, std::int64_t chunks) {
   const bool forward = plan.operation == Operation::forward;
+  if (plan.shape.sequences > plan.shape.batch) {
+    // Packed sequences may be of any length, and one of them may be nearly all there is. Their segments have no pieces.
+    const std::int64_t heads = ceil_div(plan.shape.heads, plan.slices);
+    const std::int64_t blocks = std::max<std::int64_t>(heads * cuda::hopper_tiles(plan.shape), 1);
+    plan.segments =
+        std::clamp<std::int64_t>(std::min(multiprocessors / blocks, chunks / fewest_chunks), 1, most_pieces);
+    return;
+  }
   const double weight = forward ? 1.2 : 2, piece_start = 8, scan = 4, scanned = 0.03;
   const std::int64_t most_segments = std::clamp<std::int64_t>(chunks / fewest_chunks, 1, most_pieces);
   const std::int64_t heads = plan.shape.sequences * std::max<std::int64_t>(ceil_div(plan.shape.heads, plan.slices), 1);
@@ -215,10 +223,13 @@ void check_countable(const Plan& plan) {
 }
 
 // Whether forward keeps states on Hopper where it is asked to. With the exact gradient of the normalizer backward is
-// portable; a longer chunk asks for less memory.
+// portable; a longer chunk asks for less memory. Its kernel for packed sequences has no registers left to keep wide
+// ones. States of float16 are not stored as the portable kernels store them, and backward may take either.
 bool keeps_hopper_states(const Plan& plan, const MlstmOptions& options) {
-  constexpr std::int64_t chunk = 128;
-  return !options.exact_normalizer_grad && plan.chunk == chunk;
+  constexpr std::int64_t chunk = 128, wide_qk = 128;
+  const bool packed = plan.shape.sequences > plan.shape.batch;
+  return !options.exact_normalizer_grad && plan.chunk == chunk && !(packed && plan.shape.dqk > wide_qk) &&
+         plan.shape.dtype == DType::bfloat16;
 }
 
 // fits: the tensors are such as the kernels of Hopper take, if their shape is.
@@ -237,6 +248,9 @@ Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions&
                             cuda::hopper_takes(shape, options);
   const bool exact_backward = operation == Operation::backward && options.exact_normalizer_grad;
   plan.hopper = hopper_shape && fits && !exact_backward;
+  plan.hopper_gradients = plan.hopper && cuda::hopper_takes_gradients(plan, options);
+  // Portable gradients do not read what Hopper's kernels store of float16.
+  if (operation == Operation::backward && shape.dtype == DType::float16) plan.hopper = plan.hopper_gradients;
   if (plan.device == Device::cuda && plan.formulation != Formulation::recurrent)
     choose_cuda_ranges(plan, options, hopper_shape);
   plan.keeps_rows =
@@ -248,7 +262,6 @@ Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions&
   } else if (plan.device == Device::cpu) {
     choose_ranges(plan, options);
   }
-  plan.hopper_gradients = plan.hopper && cuda::hopper_takes_gradients(plan, options);
   check_countable(plan);
   plan.scratch_bytes = plan.device == Device::cuda ? cuda::scratch_bytes(plan) : cpu::scratch_bytes(plan);
   if (plan.keeps_states) plan.saved_bytes = cuda::saved_bytes(plan);

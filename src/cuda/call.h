@@ -36,6 +36,13 @@ struct Chunk {
   int first;  // number of the sequence's first chunk
 };
 
+// A segment of a packed sequence. The first of a list holds counts: `sequence` of all, `segment` of those that another
+// one of their sequence follows. These come first, then the last ones of every sequence, the longest first.
+struct alignas(16) Part {
+  int sequence, segment;
+  int start, length;  // tokens before the sequence, and of all of it
+};
+
 enum class GateType : std::uint8_t { float32, float64, bfloat16, float16 };
 
 // Real: float, or double for float64 tensors. Everything below `// scratch` lies in the caller's scratch memory.
@@ -82,7 +89,7 @@ struct Call {
   Real* gbar;            // [numbers,H] decay of the state over the chunk
   void* states;          // [numbers,H,dqk,padded dhv] C at chunk starts, in the stored type
   void* dstates;         // the same for dC at chunk ends
-  Real* segment_states;  // [N,H,segments * pieces,dqk,padded dhv]; only with several segments
+  Real* segment_states;  // [N,H,segments * pieces,dqk,padded dhv]; only with several segments. Or [boundaries(),...]
   void* segment_norms;   // [N,H,segments * pieces,dqk] in the type of n_states
   void* n_states;        // [numbers,H,dqk] double, float for 16-bit types
   Real* dn_states;       // [numbers,H,dqk]
@@ -92,11 +99,30 @@ struct Call {
   Real* outflow;      // [dqk tiles,H,tokens] k.dk through the outgoing state
   double* through;    // [numbers,H,through_parts] <C, dC> + <n, dn> past the chunk
   int through_parts;
+  Part* parts;  // [1 + most_parts()]; only for Hopper's kernels and packed sequences
+  // [numbers,H,tiles of a state] what Hopper's kernels multiply states and dstates of float16 by to have C and dC
+  float* state_lowers;
+  float* dstate_lowers;
 
   // Tokens of all sequences, and where the vectors of (chunk, head) begin.
   __host__ __device__ std::int64_t all_tokens() const { return batch * tokens; }
   __host__ __device__ std::int64_t vector(const Chunk& chunk, int head) const {
     return head * all_tokens() + chunk.packed;
+  }
+  // As `numbers`, for the states that are kept.
+  __host__ std::int64_t kept_numbers() const {
+    return chunks_per_row > 0 ? sequences * ((tokens + kept_chunk - 1) / kept_chunk) : tokens / kept_chunk + sequences;
+  }
+  // Tokens of a segment, unless the sequence ends in it.
+  __host__ __device__ std::int64_t segment_tokens() const { return static_cast<std::int64_t>(chunks_per_segment) * L; }
+  __host__ __device__ std::int64_t most_parts() const { return sequences + tokens / segment_tokens(); }
+  // Of neighbouring segments of packed sequences on Hopper, and the number of that between `segment` and the next one
+  // of the sequence that begins at `start`. A total of one of them lies there first, then the state at the boundary.
+  __host__ std::int64_t boundaries() const { return tokens / segment_tokens() + 1; }
+  __device__ std::int64_t boundary(int start, int segment, int head) const {
+    const auto first =
+        static_cast<std::int64_t>(static_cast<unsigned>(start) / static_cast<unsigned>(segment_tokens()));
+    return (first + segment) * heads + head;
   }
   __host__ __device__ int padded_dhv() const { return (dhv + 7) / 8 * 8; }
   __host__ __device__ std::int64_t state(std::int64_t number, int head) const {

@@ -40,23 +40,31 @@ void launch_blocks(const char* name, Kernel kernel, std::int64_t blocks, int thr
 }
 
 // The same for kernels that begin with arch::after_previous_kernel: their blocks may come onto the GPU before the
-// kernel before them is done, so that it costs no time to start them.
+// kernel before them is done, so that it costs no time to start them. Clusters are of `cluster` blocks.
 template <class Kernel, class... Args>
-void launch_chained(const char* name, Kernel kernel, std::int64_t blocks, int threads, int shared_bytes,
-                    cudaStream_t stream, const Args&... args) {
+void launch_clusters(const char* name, Kernel kernel, unsigned cluster, std::int64_t blocks, int threads,
+                     int shared_bytes, cudaStream_t stream, const Args&... args) {
   allow_shared(name, kernel, shared_bytes);
-  cudaLaunchAttribute chained{};
-  chained.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  chained.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {cluster, 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = {static_cast<unsigned>(blocks), 1, 1};
   config.blockDim = {static_cast<unsigned>(threads), 1, 1};
   config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
   config.stream = stream;
-  config.attrs = &chained;
-  config.numAttrs = runs_sm90_code() ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = !runs_sm90_code() ? 0 : cluster > 1 ? 2 : 1;
   check(cudaLaunchKernelEx(&config, kernel, args...), name);
 }
+template <class Kernel, class... Args>
+void launch_chained(const char* name, Kernel kernel, std::int64_t blocks, int threads, int shared_bytes,
+                    cudaStream_t stream, const Args&... args) {
+  launch_clusters(name, kernel, 1, blocks, threads, shared_bytes, stream, args...);
+}
+inline constexpr unsigned most_cluster_blocks = 8;  // on every GPU that has clusters
 
 // Parts in which stage dstates leaves <C, dC> of a chunk: one per warp and tile of the state.
 template <class T>

@@ -61,13 +61,13 @@ void carve(Arena& arena, Arena& kept, const Plan& plan, Call<typename Config<T>:
   call.slope = kept.take<Real>(vectors);
   const bool fused = plan.hopper && plan.operation == Operation::forward;  // needs no states, but can keep them
   if (!fused || call.kept_chunk > 0) {
-    const std::int64_t states =
-        fused ? call.sequences * ((call.tokens + call.kept_chunk - 1) / call.kept_chunk) * call.heads : chunks;
+    const std::int64_t states = fused ? call.kept_numbers() * call.heads : chunks;
     Arena& place = plan.keeps_rows ? arena : kept;
     call.states = place.take<typename Config<T>::Stored>(states * call.dqk * call.padded_dhv());
     call.n_states = place.take<typename Config<T>::Norm>(states * call.dqk);
   }
   call.chunks = arena.take<Chunk>(call.numbers);
+  if (plan.hopper) call.parts = arena.take<Part>(1 + call.most_parts());
   if (!is_16_bit<T>) call.c = arena.take<double>(vectors);
   call.u = arena.take<typename Call<Real>::Log>(vectors);
   call.log_c = arena.take<typename Call<Real>::Log>(vectors);
@@ -79,7 +79,10 @@ void carve(Arena& arena, Arena& kept, const Plan& plan, Call<typename Config<T>:
   call.gbar = arena.take<Real>(chunks);
   call.norm_work = arena.take<double>(call.dqk > 256 ? chunks * call.dqk : 0);
   if (call.segments > 1) {
-    const std::int64_t rows = call.sequences * call.heads * call.segments * call.pieces * call.dqk;
+    // Hopper's kernels keep what lies between segments of packed sequences.
+    const std::int64_t places =
+        plan.hopper && call.chunks_per_row == 0 ? call.boundaries() : call.sequences * call.segments * call.pieces;
+    const std::int64_t rows = places * call.heads * call.dqk;
     call.segment_states = arena.take<Real>(rows * call.padded_dhv());
     call.segment_norms = arena.take<typename Config<T>::Norm>(rows);
   }
@@ -92,6 +95,9 @@ void carve(Arena& arena, Arena& kept, const Plan& plan, Call<typename Config<T>:
     *vector = arena.take<Real>(dqk_tiles * vectors);
   call.through_parts = static_cast<int>(plan.hopper ? sm90::state_parts(call.dqk, call.dhv) : through_parts<T>(call));
   call.through = arena.take<double>(chunks * call.through_parts);
+  if (!plan.hopper || !std::is_same_v<T, __half>) return;
+  for (float** lowers : {&call.state_lowers, &call.dstate_lowers})
+    *lowers = arena.take<float>(chunks * sm90::state_tiles(call.dqk, call.dhv));
 }
 
 template <class T>
@@ -166,7 +172,8 @@ void add_sequences(Call<Real>& call, const Args& args) {
   call.C0 = state_rows(args.initial_state.C);
   call.n0 = state_rows(args.initial_state.n);
   call.m0 = state_rows(args.initial_state.m);
-  call.cu_seqlens = args.cu_seqlens.data;
+  // One packed sequence is all of the axis, and a dense batch of one.
+  call.cu_seqlens = call.sequences == call.batch ? nullptr : args.cu_seqlens.data;
   call.cu_is_64_bit = args.cu_seqlens.dtype == DType::int64;
 }
 
@@ -206,8 +213,8 @@ void forward_as(const MlstmForward& args, const Plan& plan, std::byte* scratch, 
   call.n_last = state_rows(args.last_state.n);
   call.m_last = state_rows(args.last_state.m);
   launch_gates(call, stream);
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    if (plan.hopper) return sm90::launch_forward(call, stream);
+  if constexpr (is_16_bit<T>) {
+    if (plan.hopper) return sm90::launch_forward<T>(call, stream);
   }
   launch_states<T>(call, stream);
   if (!is_16_bit<T>) launch_denominators<T>(call, stream);  // outputs makes its own for 16-bit types
@@ -251,21 +258,21 @@ void backward_as(const MlstmBackward& args, const Plan& plan, const Call<typenam
   call.dC0 = state_rows(args.dinitial_state.C);
   call.dn0 = state_rows(args.dinitial_state.n);
   launch_gates(call, stream);
-  const bool hopper = plan.hopper && std::is_same_v<T, __nv_bfloat16>;
+  const bool hopper = plan.hopper && is_16_bit<T>;
   if (!plan.keeps_states || plan.keeps_rows) {
-    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-      if (hopper) sm90::launch_states(call, stream);
+    if constexpr (is_16_bit<T>) {
+      if (hopper) sm90::launch_states<T>(call, stream);
     }
     if (!hopper) launch_states<T>(call, stream);
   }
   if (!plan.keeps_states) launch_denominators<T>(call, stream);
   launch_rows<T>(call, stream);
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    if (hopper) sm90::launch_dstates(call, stream);
+  if constexpr (is_16_bit<T>) {
+    if (hopper) sm90::launch_dstates<T>(call, stream);
   }
   if (!hopper) launch_dstates<T>(call, stream);
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    if (plan.hopper_gradients) sm90::launch_gradients(call, stream);
+  if constexpr (is_16_bit<T>) {
+    if (plan.hopper_gradients) sm90::launch_gradients<T>(call, stream);
   }
   if (!plan.hopper_gradients) launch_gradients<T>(call, stream);
   launch_gate_gradients<T>(call, stream);
@@ -327,9 +334,10 @@ void check_available() {
 
 namespace {
 
-template <class... Views>
-bool all_mapped(const Views&... views) {
-  return (sm90::has_map(rows(views)) && ...);
+template <class Args, class... Views>
+bool all_mapped(const Args& args, const Views&... views) {
+  const std::int64_t packed_tokens = args.cu_seqlens.given() ? args.q.shape[1] : 0;
+  return (sm90::has_map(rows(views), packed_tokens) && ...);
 }
 
 // Heads [first, first + count) of q and k, and those of v that go with them.
@@ -395,16 +403,23 @@ void count(const Plan& plan, Arena& arena, Arena& saved) {
   });
 }
 
+// Packed float16 has no kernels, and forward of tall and narrow states no room for what it needs besides.
+bool takes_half(const MlstmShape& shape) {
+  const bool dense = shape.sequences == shape.batch;
+  return shape.dtype == DType::float16 && dense && !(shape.dqk > 128 && shape.dhv <= 64);
+}
+
 }  // namespace
 
 bool hopper_takes(const MlstmShape& shape, const MlstmOptions& options) {
   constexpr std::int64_t widest_qk = 256, fewest_tokens = 64;
   constexpr auto most = static_cast<double>(std::numeric_limits<int>::max());  // of what kernels count in 32 bits
-  const double blocks = static_cast<double>(shape.batch) * static_cast<double>(shape.heads) *
-                        static_cast<double>(shape.tokens / fewest_tokens + 1);
-  return options.formulation == Formulation::chunkwise && shape.dtype == DType::bfloat16 &&
-         shape.sequences == shape.batch && shape.tokens > 0 && shape.batch > 0 && shape.dqk % 8 == 0 &&
-         shape.dhv % 8 == 0 && shape.dqk <= widest_qk && static_cast<double>(shape.tokens) < most &&
+  const double blocks = static_cast<double>(shape.heads) *
+                        (static_cast<double>(shape.batch) * static_cast<double>(shape.tokens / fewest_tokens) +
+                         static_cast<double>(shape.sequences));
+  return options.formulation == Formulation::chunkwise && (shape.dtype == DType::bfloat16 || takes_half(shape)) &&
+         shape.tokens > 0 && shape.batch > 0 && shape.sequences > 0 && shape.dqk % 8 == 0 && shape.dhv % 8 == 0 &&
+         shape.dqk <= widest_qk && static_cast<double>(shape.batch) * static_cast<double>(shape.tokens) < most &&
          blocks * static_cast<double>(shape.dhv) < most && sm90::supported_device();
 }
 
@@ -423,13 +438,10 @@ std::int64_t hopper_forward_tiles(const MlstmShape& shape) { return sm90::forwar
 
 bool hopper_splits_gradients(const MlstmShape& shape) { return sm90::wide_gradients(shape.dqk, shape.dhv); }
 
-bool hopper_fits(const MlstmForward& args) {
-  return !args.cu_seqlens.given() && all_mapped(args.q, args.k, args.v, args.h);
-}
+bool hopper_fits(const MlstmForward& args) { return all_mapped(args, args.q, args.k, args.v, args.h); }
 
 bool hopper_fits(const MlstmBackward& args) {
-  return !args.cu_seqlens.given() && !args.dlast_state.n.given() &&
-         all_mapped(args.q, args.k, args.v, args.dh, args.dq, args.dk, args.dv);
+  return !args.dlast_state.n.given() && all_mapped(args, args.q, args.k, args.v, args.dh, args.dq, args.dk, args.dv);
 }
 
 std::size_t scratch_bytes(const Plan& plan) {

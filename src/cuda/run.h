@@ -18,8 +18,7 @@ void check_available();
 [[nodiscard]] std::int64_t hopper_forward_tiles(const MlstmShape& shape);
 // Whether stage gradients is two kernels there: values and keys.
 [[nodiscard]] bool hopper_splits_gradients(const MlstmShape& shape);
-// And as far as it depends on the tensors: steps between rows that the tensor memory accelerator knows, one sequence
-// per row of the batch.
+// And as far as it depends on the tensors: steps between rows that the tensor memory accelerator knows.
 [[nodiscard]] bool hopper_fits(const MlstmForward& args);
 [[nodiscard]] bool hopper_fits(const MlstmBackward& args);
 

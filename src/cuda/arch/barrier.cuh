@@ -52,5 +52,13 @@ __device__ __forceinline__ void more_registers() {
 // registers.
 __device__ __forceinline__ void forget(std::int64_t& x) { asm volatile("" : "+l"(x)); }
 __device__ __forceinline__ void forget(int& x) { asm volatile("" : "+r"(x)); }
+__device__ __forceinline__ void forget(unsigned& x) { asm volatile("" : "+r"(x)); }
+
+// gridDim.x, read where it is used and not kept in a register.
+__device__ __forceinline__ unsigned grid_blocks() {
+  unsigned blocks;
+  asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(blocks));
+  return blocks;
+}
 
 }  // namespace tfla::cuda::arch

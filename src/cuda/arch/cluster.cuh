@@ -24,6 +24,19 @@ __device__ __forceinline__ void cluster_wait() {
 #endif
 }
 
+// A number in shared memory, as the block of the cluster with this number has it. That block is not to end meanwhile.
+__device__ __forceinline__ double read_from_block(const double& own, unsigned block) {
+  double value = own;
+#if __CUDA_ARCH__ >= 900
+  unsigned there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(there)
+      : "r"(static_cast<unsigned>(__cvta_generic_to_shared(&own))), "r"(block));
+  asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(value) : "r"(there) : "memory");
+#endif
+  return value;
+}
+
 // Kernels of launch_chained: waits until the kernels before this one are done and what they wrote can be read.
 __device__ __forceinline__ void after_previous_kernel() {
 #if __CUDA_ARCH__ >= 900

@@ -57,4 +57,26 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], const uint32_t (&a)[
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// Pairs of bfloat16 in 32 bits, the first one in the lower half. By themselves, so that the compiler does not take them
+// apart. a b and a b + c are rounded once (sm_90).
+__device__ __forceinline__ std::uint32_t round_pair(float2 x) {
+  std::uint32_t d;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(x.y), "f"(x.x));
+  return d;
+}
+__device__ __forceinline__ float2 widen_pair(std::uint32_t x) {
+  return {__uint_as_float(x << 16), __uint_as_float(x & 0xFFFF0000U)};
+}
+__device__ __forceinline__ std::uint32_t multiply_pairs(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t d;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+__device__ __forceinline__ std::uint32_t negate_pair(std::uint32_t a) { return a ^ 0x80008000U; }
+__device__ __forceinline__ std::uint32_t multiply_add_pairs(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  std::uint32_t d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
 }  // namespace tfla::cuda::arch

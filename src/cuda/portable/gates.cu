@@ -1,5 +1,5 @@
 // Stage `gates`: chunk table and what each chunk does to the max state, the scan over chunks, and the vectors every
-// matrix kernel reads.
+// matrix kernel reads. In one kernel or in three.
 // Sums in double: those of log f reach the hundreds, and there are only T of them.
 #include "cuda/launch.h"
 #include "cuda/portable/device.cuh"
@@ -7,6 +7,44 @@
 namespace tfla::cuda {
 
 namespace {
+
+// The segments of one sequence, listed by a warp. Bad boundaries, which the host cannot see, do not lead out of the
+// list.
+template <class Real>
+__device__ void list_parts(const Call<Real>& call, int sequence) {
+  const int lane = static_cast<int>(threadIdx.x) % warp_size;
+  const auto size = static_cast<unsigned>(call.segment_tokens());
+  const auto followed = [&](unsigned length) { return length > 0 ? (length - 1) / size : 0; };
+  const auto length_of = [&](int s) {
+    return static_cast<unsigned>(max(sequence_start(call, s + 1) - sequence_start(call, s), std::int64_t{0}));
+  };
+  const unsigned own = length_of(sequence);
+  const unsigned own_followed = followed(own), own_rest = own - own_followed * size;
+  unsigned before = 0, all = 0, rank = 0;
+  for (int s = lane; s < call.sequences; s += warp_size) {
+    const unsigned length = length_of(s), count = followed(length), rest = length - count * size;
+    all += count;
+    if (s < sequence) before += count;
+    if (rest > own_rest || (rest == own_rest && s < sequence)) ++rank;
+  }
+#pragma unroll
+  for (int offset = warp_size / 2; offset > 0; offset /= 2) {
+    before += __shfl_xor_sync(0xFFFFFFFFU, before, offset);
+    all += __shfl_xor_sync(0xFFFFFFFFU, all, offset);
+    rank += __shfl_xor_sync(0xFFFFFFFFU, rank, offset);
+  }
+  const auto start = static_cast<int>(sequence_start(call, sequence));
+  const auto most = static_cast<unsigned>(call.most_parts());
+  const auto list = [&](unsigned place, unsigned segment) {
+    if (place < most) call.parts[1 + place] = {sequence, static_cast<int>(segment), start, static_cast<int>(own)};
+  };
+  for (unsigned segment = lane; segment < own_followed; segment += warp_size) list(before + segment, segment);
+  if (lane != 0) return;
+  list(all + rank, own_followed);
+  if (sequence != 0) return;
+  const auto parts = static_cast<unsigned>(call.sequences) + all;
+  call.parts[0] = {static_cast<int>(min(parts, most)), static_cast<int>(min(all, most)), 0, 0};
+}
 
 template <class Real>
 __device__ Chunk chunk_at(const Call<Real>& call, std::int64_t number) {
@@ -41,7 +79,17 @@ struct MaxMap {
   __device__ MaxMap lane_before(int offset) const {
     return {__shfl_up_sync(0xFFFFFFFFU, b, offset), __shfl_up_sync(0xFFFFFFFFU, top, offset)};
   }
+  __device__ MaxMap of_lane(int lane) const {
+    return {__shfl_sync(0xFFFFFFFFU, b, lane), __shfl_sync(0xFFFFFFFFU, top, lane)};
+  }
 };
+
+// The max state that such a map makes of m, rounded to the type in which states keep it: a state then says exactly what
+// it was scaled by.
+template <class Real>
+__device__ double max_state(const Call<Real>& call, double m, const MaxMap& map) {
+  return call.exponential ? static_cast<double>(static_cast<Real>(map.b + fmax(m, map.top))) : 0.0;
+}
 
 // Kernels with one warp per chunk and head: a block has as many neighbouring heads of a chunk as warps.
 constexpr int chunk_threads = 256;
@@ -73,10 +121,10 @@ struct ChunkScan {
   std::int64_t number, unit;
   int first_head, warp, lane, head;
 
-  __device__ ChunkScan(const Call<Real>& of, Slab& memory) : call(of), shared(memory) {
-    const unsigned groups = head_groups(call);
-    number = blockIdx.x / groups;
-    first_head = static_cast<int>(blockIdx.x % groups * heads_per_block);
+  __device__ ChunkScan(const Call<Real>& of, Slab& memory)
+      : ChunkScan(of, memory, blockIdx.x / head_groups(of), blockIdx.x % head_groups(of)) {}
+  __device__ ChunkScan(const Call<Real>& of, Slab& memory, std::int64_t chunk_number, unsigned group)
+      : call(of), shared(memory), number(chunk_number), first_head(static_cast<int>(group * heads_per_block)) {
     warp = static_cast<int>(threadIdx.x) / warp_size;
     lane = static_cast<int>(threadIdx.x) % warp_size;
     head = first_head + warp;
@@ -94,12 +142,22 @@ struct ChunkScan {
       read(chunk, start, count);
       __syncthreads();
       all = scan<Visits>(all);
-      if (!Visits || head >= call.heads) continue;
-      __syncwarp();
-      for (int t = lane; t < count; t += warp_size)
-        visit(start + t, shared.b[warp][t], shared.c[warp][t], shared.top[warp][t]);
+      if (Visits && head < call.heads)
+        this->visit(count, [&](int t, double b, double c, double top) { visit(start + t, b, c, top); });
     }
     return all;
+  }
+
+  // The same for a chunk that is no longer than a slab, which stays in shared memory to be visited later.
+  __device__ __forceinline__ MaxMap whole(const Chunk& chunk) {
+    read(chunk, 0, chunk.length);
+    __syncthreads();
+    return scan<true>(MaxMap());
+  }
+  template <class Visit>
+  __device__ __forceinline__ void visit(int count, const Visit& visit) {
+    __syncwarp();
+    for (int t = lane; t < count; t += warp_size) visit(t, shared.b[warp][t], shared.c[warp][t], shared.top[warp][t]);
   }
 
  private:
@@ -150,8 +208,38 @@ struct ChunkScan {
   }
 };
 
-// The chunk table, and b and top of every chunk and head.
-template <class Real, class Work, int TokensPerLane>
+// exp(x). float32 work has no use for all digits of a double's: with it gate_vectors took 35 us instead of 22 (H200).
+__device__ double exponential(double x, double /*as*/) { return exp(x); }
+__device__ float exponential(double x, float /*as*/) {
+  float2 parts;
+  as_exponent(x, parts);
+  return exp2f(parts.x) * (1 + static_cast<float>(1 / log2_e) * parts.y);
+}
+
+// The max state before and after a chunk, and the sum of its log f.
+struct ChunkEnds {
+  double m_start, m_end, b_last;
+};
+
+// What matrix kernels read of token t, by where the vectors of its chunk and head begin.
+template <class Real>
+__device__ __forceinline__ void write_vectors(const Call<Real>& call, std::int64_t at, const ChunkEnds& ends, double b,
+                                              double c, double top) {
+  const double u = call.exponential ? -fmax(ends.m_start, top) : b;  // b - m, but not as that difference: it rounds
+  as_exponent(u, call.u[at]);
+  as_exponent(c, call.log_c[at]);
+  call.qbar[at] = exponential(u + ends.m_start, Real{});
+  call.abar[at] = exponential(ends.b_last + c - ends.m_end, Real{});
+  if (!call.normalized && call.h.data != nullptr) {  // backward has them from forward, or makes them
+    call.inverse[at] = 1;
+    call.slope[at] = 0;
+  }
+  if (call.floor != nullptr) call.floor[at] = exponential(u - b, Real{});
+  if (call.c != nullptr) call.c[at] = c;
+}
+
+// The chunk table, b and top of every chunk and head, and the list of segments of packed sequences.
+template <class Real, class Work, int TokensPerLane, bool Lists>
 __global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, TokensPerLane>)
     chunk_totals_kernel(Call<Real> call) {
   using Scan = ChunkScan<Real, Work, TokensPerLane>;
@@ -162,6 +250,8 @@ __global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, TokensPerLan
   const Chunk chunk = chunk_at(call, scan.number);
   const MaxMap total = scan.template run<false>(chunk, [](int, double, double, double) {});
   if (threadIdx.x == 0 && scan.first_head == 0) call.chunks[scan.number] = chunk;
+  if (Lists && scan.number < call.sequences && scan.first_head == 0 && scan.warp == 0)
+    list_parts(call, static_cast<int>(scan.number));
   if (scan.lane != 0 || scan.head >= call.heads) return;
   call.b_last[scan.unit] = total.b;
   call.m_end[scan.unit] = total.top;  // until sequence_scan puts m there
@@ -200,8 +290,7 @@ __global__ void __launch_bounds__(scan_threads) sequence_scan_kernel(Call<Real> 
     if (thread % warp_size == warp_size - 1) warp_maps[warp] = map;
     __syncthreads();
     for (int w = warp - 1; w >= 0; --w) map = map.after(warp_maps[w]);
-    // m after chunk x, rounded to the type in which states keep it: a state then says exactly what it was scaled by.
-    const double end = call.exponential ? static_cast<double>(static_cast<Real>(map.b + fmax(m, map.top))) : 0.0;
+    const double end = max_state(call, m, map);  // m after chunk x
     ends[thread] = end;
     __syncthreads();
     if (x < count) {
@@ -219,14 +308,6 @@ __global__ void __launch_bounds__(scan_threads) sequence_scan_kernel(Call<Real> 
   }
 }
 
-// exp(x). float32 work has no use for all digits of a double's: with it gate_vectors took 35 us instead of 22 (H200).
-__device__ double exponential(double x, double /*as*/) { return exp(x); }
-__device__ float exponential(double x, float /*as*/) {
-  float2 parts;
-  as_exponent(x, parts);
-  return exp2f(parts.x) * (1 + static_cast<float>(1 / log2_e) * parts.y);
-}
-
 // The vectors that matrix kernels read. The scan inside the chunk is done again rather than kept, which would take
 // 24 bytes of scratch per token and head.
 template <class Real, class Work, int TokensPerLane>
@@ -241,27 +322,81 @@ __global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, TokensPerLan
   if (chunk.length == 0) return;
   const std::int64_t at = call.vector(chunk, scan.head);
   const std::int64_t unit = min(scan.unit, call.numbers * call.heads - 1);  // heads beyond the last visit nothing
-  const double m_start = call.m_start[unit], m_end = call.m_end[unit], b_last = call.b_last[unit];
-  scan.template run<true>(chunk, [&](int t, double b, double c, double top) {
-    const double u = call.exponential ? -fmax(m_start, top) : b;  // b - m, but not as that difference: it rounds
-    as_exponent(u, call.u[at + t]);
-    as_exponent(c, call.log_c[at + t]);
-    call.qbar[at + t] = exponential(u + m_start, Real{});
-    call.abar[at + t] = exponential(b_last + c - m_end, Real{});
-    if (!call.normalized && call.h.data != nullptr) {  // backward has them from forward, or makes them
-      call.inverse[at + t] = 1;
-      call.slope[at + t] = 0;
+  const ChunkEnds ends{call.m_start[unit], call.m_end[unit], call.b_last[unit]};
+  scan.template run<true>(chunk,
+                          [&](int t, double b, double c, double top) { write_vectors(call, at + t, ends, b, c, top); });
+}
+
+// All three in one kernel, for dense batches of few chunks that fit a slab. The blocks of a row are a cluster, and each
+// reads what the chunks before its own do to the max state from their blocks.
+template <class Real, class Work, int TokensPerLane>
+__global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, TokensPerLane>) gates_kernel(Call<Real> call) {
+#if __CUDA_ARCH__ >= 900  // never launched on anything older
+  using Scan = ChunkScan<Real, Work, TokensPerLane>;
+  __shared__ typename Scan::Slab slab;
+  __shared__ MaxMap maps[heads_per_block];
+  arch::after_previous_kernel();
+  arch::let_next_kernel_start();
+  const auto chunks = static_cast<unsigned>(call.chunks_per_row);
+  const unsigned cluster = blockIdx.x / chunks, x = blockIdx.x % chunks, groups = head_groups(call);
+  Scan scan(call, slab, static_cast<std::int64_t>(cluster / groups) * chunks + x, cluster % groups);
+  const Chunk chunk = chunk_at(call, scan.number);
+  if (threadIdx.x == 0 && scan.first_head == 0) call.chunks[scan.number] = chunk;
+  const MaxMap own = scan.whole(chunk);
+  if (scan.lane == 0) maps[scan.warp] = own;
+  arch::cluster_arrive();
+  arch::cluster_wait();
+  // Always composed in the same order, so that the end of a chunk is the start of the next one to the last bit.
+  MaxMap map;
+  if (scan.lane <= static_cast<int>(x)) {
+    const MaxMap& there = maps[scan.warp];
+    map = {arch::read_from_block(there.b, scan.lane), arch::read_from_block(there.top, scan.lane)};
+  }
+  __syncwarp();
+  arch::cluster_arrive_relaxed();  // this block has read what it wants
+#pragma unroll
+  for (int offset = 1; offset < static_cast<int>(most_cluster_blocks); offset *= 2) {
+    const MaxMap left = map.lane_before(offset);
+    if (scan.lane >= offset) map = map.after(left);
+  }
+  if (scan.head < call.heads) {
+    double m0 = 0;
+    if (call.m0.data != nullptr)
+      m0 = static_cast<const Real*>(call.m0.data)[chunk.sequence * call.m0.sequence + scan.head * call.m0.head];
+    const int before = max(static_cast<int>(x) - 1, 0);
+    const double m_end = max_state(call, m0, map.of_lane(static_cast<int>(x)));
+    const ChunkEnds ends{x == 0 ? m0 : max_state(call, m0, map.of_lane(before)), m_end, own.b};
+    if (scan.lane == 0) {
+      call.b_last[scan.unit] = own.b;
+      call.m_start[scan.unit] = ends.m_start;
+      call.m_end[scan.unit] = ends.m_end;
+      call.gbar[scan.unit] = static_cast<Real>(exp(own.b + ends.m_start - ends.m_end));
+      if (x + 1 == chunks && call.m_last.data != nullptr)
+        static_cast<Real*>(call.m_last.data)[chunk.sequence * call.m_last.sequence + scan.head * call.m_last.head] =
+            static_cast<Real>(ends.m_end);
     }
-    if (call.floor != nullptr) call.floor[at + t] = exponential(u - b, Real{});
-    if (call.c != nullptr) call.c[at + t] = c;
-  });
+    const std::int64_t at = call.vector(chunk, scan.head);
+    scan.visit(chunk.length,
+               [&](int t, double b, double c, double top) { write_vectors(call, at + t, ends, b, c, top); });
+  }
+  __syncwarp();
+  arch::cluster_wait();  // nobody reads from this block any more
+#endif
 }
 
 template <class Work, int TokensPerLane, class Real>
 void launch_gates_in(const Call<Real>& call, cudaStream_t stream) {
   const std::int64_t chunks = call.numbers * head_groups(call);
-  launch_chained("chunk_totals", chunk_totals_kernel<Real, Work, TokensPerLane>, chunks, chunk_threads, 0, stream,
-                 call);
+  if (runs_sm90_code() && call.cu_seqlens == nullptr && call.tokens > 0 && call.L <= TokensPerLane * warp_size &&
+      call.chunks_per_row <= static_cast<int>(most_cluster_blocks))
+    return launch_clusters("gates", gates_kernel<Real, Work, TokensPerLane>, static_cast<unsigned>(call.chunks_per_row),
+                           chunks, chunk_threads, 0, stream, call);
+  auto chunk_totals = chunk_totals_kernel<Real, Work, TokensPerLane, false>;
+  if constexpr (std::is_same_v<Work, float>) {  // Hopper's kernels are for 16-bit tensors
+    if (call.parts != nullptr && call.cu_seqlens != nullptr)
+      chunk_totals = chunk_totals_kernel<Real, Work, TokensPerLane, true>;
+  }
+  launch_chained("chunk_totals", chunk_totals, chunks, chunk_threads, 0, stream, call);
   launch_chained("sequence_scan", sequence_scan_kernel<Real>, call.sequences * call.heads, scan_threads, 0, stream,
                  call);
   launch_chained("gate_vectors", gate_vectors_kernel<Real, Work, TokensPerLane>, chunks, chunk_threads, 0, stream,

@@ -1,6 +1,7 @@
 // Chunks of 128 tokens of one head, as the kernels of gradients take them, and their gate vectors in shared memory.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "cuda/arch/barrier.cuh"
@@ -9,6 +10,7 @@
 #include "cuda/arch/wgmma.cuh"
 #include "cuda/portable/device.cuh"
 #include "cuda/sm90/divider.h"
+#include "cuda/sm90/lift.cuh"
 #include "cuda/sm90/tensor_map.h"
 
 namespace tfla::cuda::sm90::scores {
@@ -32,6 +34,9 @@ struct Chunks {
   float scale;  // above zero: its logarithm is taken
   int heads, chunks_per_row, tokens, all_tokens;
   Divider by_heads, by_chunks_per_row;
+  const Chunk* table;         // of packed sequences
+  const float* state_lowers;  // of float16: see Call
+  const float* dstate_lowers;
 
   explicit Chunks(const Call<float>& call)
       : u(call.u),
@@ -46,26 +51,45 @@ struct Chunks {
         tokens(static_cast<int>(call.tokens)),
         all_tokens(static_cast<int>(call.all_tokens())),
         by_heads(static_cast<std::uint32_t>(call.heads)),
-        by_chunks_per_row(static_cast<std::uint32_t>(call.chunks_per_row)) {}
+        by_chunks_per_row(static_cast<std::uint32_t>(std::max(call.chunks_per_row, 1))),
+        table(call.chunks),
+        state_lowers(call.state_lowers),
+        dstate_lowers(call.dstate_lowers) {}
 };
 
 // A chunk of a head. Heads of a chunk are neighbours: they lie side by side in memory.
+template <bool Packed>
 struct Tile {
   int head;
   int state;  // number of the (chunk, head)
   int batch;
-  int token;   // first one, in its row of the batch
+  int token;   // first one, in its row of the batch; of packed sequences both are as a token_map has them
   int length;  // tokens; those beyond are zero in every operand, and not stored
   int at;      // where vectors begin
 
   __device__ __forceinline__ Tile(const Chunks& chunks, unsigned index) : state(static_cast<int>(index)) {
     const auto number = static_cast<int>(chunks.by_heads.quotient(index));
     head = state - number * chunks.heads;
+    if constexpr (Packed) {  // to the map a chunk is a sequence of its own, and ends as one
+      const auto start = static_cast<int>(chunks.table[number].packed);
+      length = chunks.table[number].length;
+      batch = start + length;
+      token = chunks.tokens - length;
+      at = head * chunks.all_tokens + start;
+      return;
+    }
     batch = static_cast<int>(chunks.by_chunks_per_row.quotient(number));
     token = (number - batch * chunks.chunks_per_row) * chunk;
     length = min(chunk, chunks.tokens - token);
     at = head * chunks.all_tokens + batch * chunks.tokens + token;
   }
+};
+
+// Tiles that are a whole chunk and head.
+struct Wholes {
+  unsigned tiles;
+
+  __device__ __forceinline__ unsigned chunk_of(unsigned tile) const { return tile; }
 };
 
 // Tiles that are parts of a chunk and head. Those of a chunk are neighbours and run at a time: what they have in common
@@ -91,6 +115,25 @@ struct Parts {
   }
 };
 
+// The tiles of this block: every gridDim.x-th one, without those of numbers that no chunk of packed sequences has.
+// There may be none.
+template <bool Packed, class Tiles>
+__device__ __forceinline__ unsigned next_tile(const Chunks& chunks, const Tiles& tiles, unsigned index) {
+  if constexpr (Packed) {
+    while (index < tiles.tiles && chunks.table[chunks.by_heads.quotient(tiles.chunk_of(index))].length == 0)
+      index += arch::grid_blocks();
+  }
+  return index;
+}
+template <bool Packed, class Tiles>
+__device__ __forceinline__ unsigned first_tile(const Chunks& chunks, const Tiles& tiles) {
+  return next_tile<Packed>(chunks, tiles, blockIdx.x);
+}
+template <bool Packed, class Tiles>
+__device__ __forceinline__ unsigned tile_after(const Chunks& chunks, const Tiles& tiles, unsigned index) {
+  return next_tile<Packed>(chunks, tiles, index + (Packed ? arch::grid_blocks() : gridDim.x));
+}
+
 // Where the vectors of a tile lie in shared memory, from `start` on.
 template <unsigned Start>
 struct GatePlan {
@@ -98,20 +141,25 @@ struct GatePlan {
   static constexpr unsigned c = u + chunk * 8;       // float2 [chunk]
   static constexpr unsigned inflow = c + chunk * 8;  // float2: qbar = exp_sum(u, inflow)
   static constexpr unsigned outflow = inflow + 8;    // float2: abar = exp_sum(c, outflow)
-  static constexpr unsigned vectors = outflow + 8;   // int2: where vectors begin, tokens (+ last_tile)
+  // int2: where vectors begin, of packed sequences those of the tile's part; tokens (+ last_tile)
+  static constexpr unsigned vectors = outflow + 8;
   static constexpr unsigned end = vectors + 8;
 };
 
-// One warp: the vectors of a block's tiles, which lie in chunk and head chunk_of(tile). u, which takes arithmetic,
-// waits in registers for the room of the tile before. All lanes arrive at `full`.
-template <class Plan, class ChunkOf>
-__device__ __forceinline__ void load_gates(const Chunks& chunks, unsigned tiles, const ChunkOf& chunk_of,
-                                           unsigned memory, unsigned full, unsigned empty) {
+// One warp: the vectors of a block's tiles. u, which takes arithmetic, waits in registers for the room of the tile
+// before. All lanes arrive at `full`. Consumers of packed sequences know of tiles what they are told here;
+// part_vectors(tile): where the vectors of its part begin, among those of all parts. Lowers: states of float16 are in
+// one tile each, whose lifts qbar and abar take back.
+template <class Plan, bool Packed, bool Lowers = false, class Tiles, class PartVectors>
+__device__ __forceinline__ void load_gates(const Chunks& chunks, const Tiles& tiles, unsigned memory, unsigned full,
+                                           unsigned empty, const PartVectors& part_vectors) {
   const int lane = threadIdx.x % 32;
-  unsigned parity = 1;
+  unsigned parity = 1, next = 0;
 #pragma unroll 1
-  for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x, parity ^= 1) {
-    const Tile tile(chunks, chunk_of(index));
+  for (unsigned index = first_tile<Packed>(chunks, tiles); index < tiles.tiles;
+       index = Packed ? next : index + gridDim.x, parity ^= 1) {
+    if (Packed) next = tile_after<Packed>(chunks, tiles, index);
+    const Tile<Packed> tile(chunks, tiles.chunk_of(index));
     float2 u[chunk / 32];
 #pragma unroll
     for (int x = 0; x < chunk / 32; ++x) {
@@ -130,10 +178,15 @@ __device__ __forceinline__ void load_gates(const Chunks& chunks, unsigned tiles,
     if (lane == 0) {
       float2 inflow, outflow;
       as_exponent(chunks.m_start[tile.state], inflow);
+      if constexpr (Lowers) inflow.y += static_cast<float>(exponent_of(chunks.state_lowers[tile.state]));
       arch::write_float2(memory + Plan::inflow, inflow);
       as_exponent(chunks.b_last[tile.state] - chunks.m_end[tile.state], outflow);
+      if constexpr (Lowers) outflow.y += static_cast<float>(exponent_of(chunks.dstate_lowers[tile.state]));
       arch::write_float2(memory + Plan::outflow, outflow);
-      arch::write_int2(memory + Plan::vectors, {tile.at, tile.length + (index + gridDim.x < tiles ? 0 : last_tile)});
+      int vectors = tile.at;
+      if (Packed) vectors += part_vectors(index);
+      arch::write_int2(memory + Plan::vectors,
+                       {vectors, tile.length + ((Packed ? next : index + gridDim.x) < tiles.tiles ? 0 : last_tile)});
     }
     arch::commit_copies();
     arch::wait_copies<0>();

@@ -12,128 +12,16 @@
 // For training the rounded states of chunk starts go to global memory too, from where the outputs read them. Backward
 // needs them to more digits than H does, so keys go in as the sum of two bfloat16.
 //
+// In float16 the rounded C, n and P have a lift each (lift.cuh), and one term has the digits. No states are kept.
+//
 // P of the first 16 keys of a block, which all of its rows see, goes into its product as the sum of two bfloat16: the
 // rounding of P would be half of the error of H. Both terms of all keys took 10 % longer.
-#include <algorithm>
-
-#include "cuda/arch/cluster.cuh"
-#include "cuda/launch.h"
-#include "cuda/sm90/forward/carrier.cuh"
-#include "cuda/sm90/forward/movers.cuh"
-#include "cuda/sm90/forward/outputs.cuh"
-#include "cuda/sm90/stages.h"
+#include "cuda/sm90/forward/kernel.cuh"
 
 namespace tfla::cuda::sm90 {
 
-namespace forward {
-
-template <int M, int N, bool Normalized, bool Keep>
-__global__ void __launch_bounds__(threads, 1)
-    forward_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Call<float> call,
-                   const __grid_constant__ Shape shape) {
-  using Space = forward::Space<M, N>;
-  using Registers = forward::Registers<M, N, Normalized, Keep>;
-  extern __shared__ unsigned char memory[];
-  const unsigned space = (arch::shared_address(memory) + 1023U) & ~1023U;
-  if (threadIdx.x == 0) {
-    const auto make = [&](int offset, int count, unsigned arrivals) {
-      for (int s = 0; s < count; ++s) arch::barrier_init(space + offset + 8 * s, arrivals);
-    };
-    make(Space::q_full, Space::slots * Space::parts, 1);
-    for (int s = 0; s < Space::slots; ++s)  // H leaves through the first part; the warps of outputs free the other one
-      for (int p = 0; p < Space::parts; ++p) make(Space::q_empty + 8 * (s * Space::parts + p), 1, p == 0 ? 1 : 4);
-    make(Space::k_full, Space::k_slots, 1);
-    make(Space::k_empty, Space::k_slots, 8);  // four warps of outputs, four of a state
-    make(Space::v_full, Space::slots, 1 + 32);
-    make(Space::v_empty, Space::slots, 4 + 4 * Space::carriers);
-    make(Space::c_full, Space::outputs, 4 * Space::carriers);
-    make(Space::c_empty, 1, Keep && !Space::wide ? 5 : 4);
-    arch::barriers_ready();
-  }
-  if (Space::n_rows && Normalized) {  // rows that n does not take stay zero
-    for (int at = 4 * threadIdx.x; at < Space::outputs * Space::n_bytes; at += 4 * threads)
-      arch::write_float(space + Space::n + at, 0);
-    arch::writes_before_copies();
-  }
-  __syncthreads();
-  arch::after_previous_kernel();
-  arch::let_next_kernel_start();
-  const Block<M, N, Normalized, Keep> block{call, maps, shape, space};
-  const int warp = static_cast<int>(threadIdx.x) / 32, warpgroup = warp / 4;
-  if (warpgroup == 0) {
-    arch::fewer_registers<Registers::movers>();
-    const Movers<M, N, Normalized, Keep> movers{block};
-    if (Space::wide) {
-      if (threadIdx.x == 0) movers.template load_tokens<false, true>();
-      if (threadIdx.x == 96) movers.template load_tokens<true, false>();
-    } else {
-      if (threadIdx.x == 0) movers.template load_tokens<true, true>();
-    }
-    if (warp == 1) movers.load_gates();
-    if (warp >= 2 && warp < 2 + Space::outputs) movers.store_outputs(warp - 2);
-  } else if (warpgroup == 1) {
-    arch::more_registers<Registers::outputs>();
-    Outputs<M, N, Normalized, Keep>{block}.template make<0>();
-  } else if (warpgroup == 2) {
-    if constexpr (Space::wide) {
-      arch::more_registers<Registers::state>();
-      Carrier<M, N, Normalized, Keep>{block}.template carry<0>();
-    } else {
-      arch::more_registers<Registers::outputs>();
-      Outputs<M, N, Normalized, Keep>{block}.template make<1>();
-    }
-  } else {
-    arch::more_registers<Registers::state>();
-    Carrier<M, N, Normalized, Keep>{block}.template carry<Space::carriers - 1>();
-  }
-}
-
-}  // namespace forward
-
-namespace {
-
-using namespace forward;
-
-template <int M, int N, bool Normalized, bool Keep>
-void launch_kernel(const Call<float>& call, cudaStream_t stream) {
-  Shape shape{};
-  shape.column_tiles = (call.dhv + N - 1) / N;
-  shape.items = static_cast<int>(call.sequences) * call.heads * call.segments * shape.column_tiles;
-  shape.blocks = std::min(shape.items, multiprocessors());
-  shape.scale = static_cast<float>(call.scale);
-  shape.eps = static_cast<float>(call.eps);
-  Maps maps{};
-  if (Keep) {
-    while (block_tokens << shape.kept_shift < call.kept_chunk) ++shape.kept_shift;
-    shape.kept_chunks = static_cast<int>((call.tokens + call.kept_chunk - 1) / call.kept_chunk);
-    maps.states = matrix_map(call.states, call.sequences * shape.kept_chunks * call.heads, call.dqk, call.padded_dhv(),
-                             Space<M, N>::wide ? 16 : 64 * M);
-  }
-  maps.q = token_map(call.q, call.batch, call.tokens, call.qk_heads, call.dqk, block_tokens);
-  maps.k = token_map(call.k, call.batch, call.tokens, call.qk_heads, call.dqk, block_tokens);
-  maps.v = token_map(call.v, call.batch, call.tokens, call.heads, call.dhv, block_tokens);
-  maps.h = token_map(call.h, call.batch, call.tokens, call.heads, call.dhv, block_tokens);
-  launch_chained("forward", forward_kernel<M, N, Normalized, Keep>, shape.blocks, threads, Space<M, N>::bytes, stream,
-                 maps, call, shape);
-}
-
-template <int M, int N>
-void launch(const Call<float>& call, cudaStream_t stream) {
-  if (call.kept_chunk > 0)
-    return call.normalized ? launch_kernel<M, N, true, true>(call, stream)
-                           : launch_kernel<M, N, false, true>(call, stream);
-  call.normalized ? launch_kernel<M, N, true, false>(call, stream) : launch_kernel<M, N, false, false>(call, stream);
-}
-
-}  // namespace
-
 int forward_tiles(int dhv) { return dhv > 64 ? (dhv + 127) / 128 : 1; }
 
-void launch_forward(const Call<float>& call, cudaStream_t stream) {
-  launch_segment_starts(call, stream);
-  if (call.dqk > 128) return call.dhv > 64 ? launch<4, 128>(call, stream) : launch<4, 64>(call, stream);
-  if (call.dqk > 64) return call.dhv > 64 ? launch<2, 128>(call, stream) : launch<2, 64>(call, stream);
-  return call.dhv > 64 ? launch<1, 128>(call, stream) : launch<1, 64>(call, stream);
-}
+template void launch_forward<__nv_bfloat16>(const Call<float>&, cudaStream_t);
 
 }  // namespace tfla::cuda::sm90

@@ -4,121 +4,16 @@
 // V, C and dC stream through a ring in panels of 64 columns, only Q, K and dH stay for the whole tile. Two consumer
 // warpgroups own 64 keys (for dK, dV) and 64 queries (for dQ) each. Scores are computed with keys in rows, so that P
 // and dS are register operands for dV and dK; dS goes through shared memory once, for dQ.
+//
+// In float16 every row of P has a lift (lift.cuh), and dS of a tile has one.
 #include <algorithm>
 #include <limits>
 
-#include "cuda/arch/cluster.cuh"
-#include "cuda/launch.h"
-#include "cuda/sm90/gradients/consumer.cuh"
-#include "cuda/sm90/gradients/producers.cuh"
-#include "cuda/sm90/stages.h"
+#include "cuda/sm90/gradients/kernel.cuh"
 
 namespace tfla::cuda::sm90 {
 
-namespace gradients {
-
-enum class Role : std::uint8_t { producers, consumer_0, consumer_1 };   // of a warpgroup
-enum class Producer : std::uint8_t { ring, resident, results, gates };  // of a warp
-
-template <class Size>
-__global__ void __launch_bounds__(threads, 1)
-    gradients_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Work work) {
-#if __CUDA_ARCH__ == 900
-  extern __shared__ __align__(1024) unsigned char shared[];
-  const unsigned memory = arch::shared_address(shared);
-  if (threadIdx.x == 0) Barriers<Size>{memory + Plan<Size>::barriers}.init();
-  __syncthreads();
-  arch::after_previous_kernel();
-  arch::let_next_kernel_start();
-  switch (static_cast<Role>(threadIdx.x / warpgroup)) {
-    case Role::producers: {
-      arch::fewer_registers<producer_registers>();
-      const bool first_lane = threadIdx.x % 32 == 0;
-      switch (static_cast<Producer>(threadIdx.x / 32)) {
-        case Producer::ring:
-          if (first_lane) load_ring<Size>(maps, work, memory);
-          break;
-        case Producer::resident:
-          if (first_lane) load_resident<Size>(maps, work, memory);
-          break;
-        case Producer::results:
-          if (first_lane) store_results<Size>(maps, work, memory);
-          break;
-        case Producer::gates: {
-          const Barriers<Size> barriers{memory + Plan<Size>::barriers};
-          load_gates<typename Plan<Size>::Gates>(
-              work.chunks, work.tiles, [](unsigned tile) { return tile; }, memory, barriers.gates_full(),
-              barriers.gates_empty());
-          break;
-        }
-      }
-      break;
-    }
-    case Role::consumer_0:
-      arch::more_registers<consumer_registers>();
-      Consumer<Size, 0>(work, memory).run();
-      break;
-    case Role::consumer_1:
-      arch::more_registers<consumer_registers>();
-      Consumer<Size, 1>(work, memory).run();
-      break;
-  }
-#endif
-}
-
-}  // namespace gradients
-
-namespace {
-
-using namespace gradients;
-
-constexpr int widest_dqk = 2 * panel, widest_dhv = 4 * panel;  // of one kernel
-
-Maps maps_of(const Call<float>& call, int dqk_panels) {
-  const auto tokens = [&](const Rows& rows, int columns, int box) {
-    return token_map(rows, call.batch, call.tokens, call.heads, columns, box);
-  };
-  const auto states = [&](const void* data) {
-    return matrix_map(data, call.numbers * call.heads, call.dqk, call.padded_dhv(), dqk_panels * panel);
-  };
-  return {.q = tokens(call.q, call.dqk, chunk),
-          .k = tokens(call.k, call.dqk, chunk),
-          .v = tokens(call.v, call.dhv, chunk),
-          .dh = tokens(call.dh, call.dhv, chunk),
-          .dk = tokens(call.dk, call.dqk, chunk),
-          .dv = tokens(call.dv, call.dhv, chunk),
-          .dq = tokens(call.dq, call.dqk, half),
-          .C = states(call.states),
-          .dC = states(call.dstates)};
-}
-
-Work work_of(const Call<float>& call) {
-  return {.chunks = Chunks(call),
-          .row_sums = call.row_sums,
-          .column_sums = call.column_sums,
-          .outflow = call.outflow,
-          .tiles = static_cast<unsigned>(call.numbers * call.heads)};
-}
-
-template <class Size>
-void launch(const Call<float>& call, cudaStream_t stream) {
-  const Work work = work_of(call);
-  const std::int64_t blocks = std::min<std::int64_t>(work.tiles, multiprocessors());
-  launch_chained("gradients", gradients_kernel<Size>, blocks, threads, shared_bytes<Size>, stream,
-                 maps_of(call, Size::dqk), work);
-}
-
-template <int Dqk>
-void launch_for_dhv(const Call<float>& call, cudaStream_t stream) {
-  switch ((call.dhv + panel - 1) / panel) {
-    case 1:
-    case 2: launch<Panels<Dqk, 2>>(call, stream); break;
-    case 3: launch<Panels<Dqk, 3>>(call, stream); break;
-    default: launch<Panels<Dqk, 4>>(call, stream); break;
-  }
-}
-
-}  // namespace
+using gradients::chunk, gradients::widest_dhv, gradients::widest_dqk;
 
 bool takes_gradients(const Call<float>& call) {
   constexpr std::int64_t most = std::numeric_limits<int>::max();
@@ -131,15 +26,6 @@ bool takes_gradients(const Call<float>& call) {
 
 bool wide_gradients(std::int64_t dqk, std::int64_t dhv) { return dqk > widest_dqk || dhv > widest_dhv; }
 
-void launch_gradients(const Call<float>& call, cudaStream_t stream) {
-  if (wide_gradients(call.dqk, call.dhv)) {
-    launch_values(call, stream);
-    launch_keys(call, stream);
-  } else if (call.dqk <= panel) {
-    launch_for_dhv<1>(call, stream);
-  } else {
-    launch_for_dhv<2>(call, stream);
-  }
-}
+template void launch_gradients<__nv_bfloat16>(const Call<float>&, cudaStream_t);
 
 }  // namespace tfla::cuda::sm90

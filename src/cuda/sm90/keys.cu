@@ -18,8 +18,9 @@ namespace keys {
 enum class Role : std::uint8_t { producers, consumer_0, consumer_1 };     // of a warpgroup
 enum class Producer : std::uint8_t { panels, resident, results, gates };  // of a warp
 
+template <class T, bool Packed>
 __global__ void __launch_bounds__(threads, 1)
-    keys_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Work work) {
+    keys_kernel(const __grid_constant__ MapsOf<Packed> maps, const __grid_constant__ Work work) {
 #if __CUDA_ARCH__ == 900
   extern __shared__ __align__(1024) unsigned char shared[];
   const unsigned memory = arch::shared_address(shared);
@@ -28,35 +29,36 @@ __global__ void __launch_bounds__(threads, 1)
   __syncthreads();
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
+  if (Packed && first_tile<Packed>(work.chunks, work.parts) >= work.parts.tiles) return;
   switch (static_cast<Role>(threadIdx.x / warpgroup)) {
     case Role::producers: {
       arch::fewer_registers<producer_registers>();
       const bool first_lane = threadIdx.x % 32 == 0;
       switch (static_cast<Producer>(threadIdx.x / 32)) {
         case Producer::panels:
-          if (first_lane) load_panels(maps, work, memory);
+          if (first_lane) load_panels<Packed>(maps, work, memory);
           break;
         case Producer::resident:
-          if (first_lane) load_resident(maps, work, memory);
+          if (first_lane) load_resident<Packed>(maps, work, memory);
           break;
         case Producer::results:
-          if (first_lane) store_results(maps, work, memory);
+          if (first_lane) store_results<Packed>(maps, work, memory);
           break;
         case Producer::gates:
-          load_gates<Plan::Gates>(
-              work.chunks, work.parts.tiles, [&](unsigned tile) { return work.parts.chunk_of(tile); }, memory,
-              barriers.gates_full(), barriers.gates_empty());
+          load_gates<Plan::Gates, Packed>(
+              work.chunks, work.parts, memory, barriers.gates_full(), barriers.gates_empty(),
+              [&](unsigned tile) { return static_cast<int>(work.parts.part_of(tile)) * work.vectors; });
           break;
       }
       break;
     }
     case Role::consumer_0:
       arch::more_registers<consumer_registers>();
-      Consumer<0>(work, memory).run();
+      Consumer<T, 0, Packed>(work, memory).run();
       break;
     case Role::consumer_1:
       arch::more_registers<consumer_registers>();
-      Consumer<1>(work, memory).run();
+      Consumer<T, 1, Packed>(work, memory).run();
       break;
   }
 #endif
@@ -70,7 +72,7 @@ using namespace keys;
 
 Maps maps_of(const Call<float>& call) {
   const auto tokens = [&](const Rows& rows, int width, int box) {
-    return token_map(rows, call.batch, call.tokens, call.heads, width, box);
+    return token_map(call, rows, call.heads, width, box);
   };
   const auto states = [&](const void* data) {
     return matrix_map(data, call.numbers * call.heads, call.dqk, call.padded_dhv(), columns);
@@ -87,8 +89,9 @@ Maps maps_of(const Call<float>& call) {
 
 }  // namespace
 
+template <class T>
 void launch_keys(const Call<float>& call, cudaStream_t stream) {
-  static_assert(columns == Config<__nv_bfloat16>::width, "row sums come in parts of as many columns");
+  static_assert(columns == Config<T>::width, "row sums come in parts of as many columns");
   const int parts = (call.dqk + columns - 1) / columns;
   const std::int64_t blocks = std::min<std::int64_t>(call.numbers * call.heads * parts, multiprocessors());
   const Work work{.chunks = Chunks(call),
@@ -96,8 +99,21 @@ void launch_keys(const Call<float>& call, cudaStream_t stream) {
                   .column_sums = call.column_sums,
                   .outflow = call.outflow,
                   .dhv_panels = (call.dhv + panel - 1) / panel,
-                  .parts = Parts(call, parts, blocks)};
-  launch_chained("keys", keys_kernel, blocks, threads, shared_bytes, stream, maps_of(call), work);
+                  .parts = Parts(call, parts, blocks),
+                  .dqk = call.dqk,
+                  .vectors = static_cast<int>(call.all_tokens() * call.heads),
+                  .state_tiles = state_tiles(call.dqk, call.dhv),
+                  .state_columns = state_columns(call.dhv)};
+  const Maps maps = maps_of(call);
+  if constexpr (!has_lifts<T>) {
+    if (call.cu_seqlens != nullptr)
+      return launch_chained("keys", keys_kernel<T, true>, blocks, threads, shared_bytes, stream,
+                            PackedMaps{maps, nothing_map(call, chunk)}, work);
+  }
+  launch_chained("keys", keys_kernel<T, false>, blocks, threads, shared_bytes, stream, maps, work);
 }
+
+template void launch_keys<__nv_bfloat16>(const Call<float>&, cudaStream_t);
+template void launch_keys<__half>(const Call<float>&, cudaStream_t);
 
 }  // namespace tfla::cuda::sm90

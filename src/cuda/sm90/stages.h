@@ -1,5 +1,5 @@
-// The stages that Hopper has kernels of its own for: bfloat16, one sequence per row of the batch. The plan says which
-// calls they take.
+// The stages that Hopper has kernels of its own for: bfloat16, dense or packed sequences, and float16, dense ones. The
+// plan says which calls they take. T: the type of q, k, v.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,24 +20,35 @@ inline constexpr int stored_chunk = 128;
 // Chunk states and, in reverse time, their gradients with <C, dC>, which comes in state_parts parts per chunk and head.
 // A state is in state_tiles tiles, one to a multiprocessor; in forward, where they are narrower, in forward_tiles.
 [[nodiscard]] int state_tiles(int dqk, int dhv);
+[[nodiscard]] int state_columns(int dhv);  // of them, side by side
 [[nodiscard]] int forward_tiles(int dhv);
 [[nodiscard]] int state_parts(int dqk, int dhv);
+template <class T>
 void launch_states(const Call<float>& call, cudaStream_t stream);
+template <class T>
 void launch_dstates(const Call<float>& call, cudaStream_t stream);
 
 // The states that segments of a sequence start from, alone.
+template <class T>
 void launch_segment_starts(const Call<float>& call, cudaStream_t stream);
 
+// What totals of segments of packed sequences add up to.
+void launch_packed_scan(const Call<float>& call, bool reverse, cudaStream_t stream);
+
 // States and outputs in one, in chunks of 64 tokens; the state stays on the chip.
+template <class T>
 void launch_forward(const Call<float>& call, cudaStream_t stream);
 
 // dQ, dK, dV and the row sums that launch_gate_gradients reads, in chunks of 128 tokens. Wide heads take two kernels.
 [[nodiscard]] bool takes_gradients(const Call<float>& call);
 [[nodiscard]] bool wide_gradients(std::int64_t dqk, std::int64_t dhv);
+template <class T>
 void launch_gradients(const Call<float>& call, cudaStream_t stream);
 // dQ, dK and the row sums of wide heads.
+template <class T>
 void launch_keys(const Call<float>& call, cudaStream_t stream);
 // dV of wide heads.
+template <class T>
 void launch_values(const Call<float>& call, cudaStream_t stream);
 
 }  // namespace tfla::cuda::sm90

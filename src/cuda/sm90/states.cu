@@ -9,117 +9,20 @@
 //
 // In reverse time <C, dC> is taken with the C of two chunks. They lie in two buffers, and the one that has served twice
 // is where dC is rounded to, on its way to global memory.
-#include <algorithm>
-
-#include "cuda/arch/cluster.cuh"
-#include "cuda/launch.h"
-#include "cuda/sm90/stages.h"
-#include "cuda/sm90/states/carrier.cuh"
-#include "cuda/sm90/states/movers.cuh"
+//
+// In float16 what is rounded has a lift (lift.cuh): the weights of 64 tokens, and with them the state in registers; and
+// the rounded state, whose lift goes to global memory too.
+#include "cuda/sm90/states/kernel.cuh"
 
 namespace tfla::cuda::sm90 {
 
-namespace states {
+int state_columns(int dhv) { return dhv <= 128 ? 1 : (dhv + 255) / 256; }
+int state_tiles(int dqk, int dhv) { return (dqk <= 64 ? 1 : (dqk + 127) / 128) * state_columns(dhv); }
 
-template <Time Direction, Pass Which, int M, int N>
-__global__ void __launch_bounds__(threads, 1)
-    states_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Call<float> call,
-                  const __grid_constant__ Shape shape) {
-  using Space = states::Space<Direction, M, N>;
-  extern __shared__ unsigned char memory[];
-  const unsigned space = (arch::shared_address(memory) + 1023U) & ~1023U;
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < Space::slots; ++s) {
-      arch::barrier_init(space + Space::full + 8 * s, 1 + 32);
-      arch::barrier_init(space + Space::empty + 8 * s, 4 * warpgroups);
-    }
-    arch::barrier_init(space + Space::staged, 4 * warpgroups);
-    arch::barrier_init(space + Space::drained, 1);
-    for (int b = 0; b < Space::buffers; ++b) arch::barrier_init(space + Space::loaded + 8 * b, 1);
-    arch::barriers_ready();
-  }
-  __syncthreads();
-  arch::after_previous_kernel();
-  arch::let_next_kernel_start();
-  const Block<Direction, Which, M, N> block{call, maps, shape, space};
-  const int warpgroup = static_cast<int>(threadIdx.x) / warpgroup_threads;
-  if (warpgroup == 0) {
-    arch::fewer_registers<40>();
-    const Movers<Direction, Which, M, N> movers{block};
-    if (threadIdx.x == 0) movers.load_tokens();
-    if (threadIdx.x / 32 == 1) movers.load_gates();
-    if (threadIdx.x == 64 && Which == Pass::proper) movers.move_states();
-  } else {
-    arch::more_registers<232>();
-    Carrier<Direction, Which, M, N>{block}.carry(warpgroup - 1);
-  }
-}
+int state_parts(int dqk, int dhv) { return state_tiles(dqk, dhv) * states::warpgroups * 4; }
 
-}  // namespace states
-
-namespace {
-
-using namespace states;
-
-template <Time Direction, Pass Which, int M, int N>
-void launch_pass(const Call<float>& call, cudaStream_t stream) {
-  constexpr bool reverse = Direction == Time::reverse;
-  const auto tiles = [](int size, int step) { return (size + step - 1) / step; };
-  Shape shape{};
-  shape.row_tiles = tiles(call.dqk, 64 * M);
-  shape.column_tiles = tiles(call.dhv, warpgroups * N);
-  shape.items = static_cast<int>(call.sequences) * call.heads * call.segments * shape.row_tiles * shape.column_tiles;
-  if (Which != Pass::proper) shape.items *= call.pieces;
-  Maps maps{};
-  maps.x = token_map(reverse ? call.q : call.k, call.batch, call.tokens, call.qk_heads, call.dqk, block_tokens);
-  maps.y = token_map(reverse ? call.dh : call.v, call.batch, call.tokens, call.heads, call.dhv, block_tokens);
-  const auto map_of = [&](const void* states) {
-    return matrix_map(states, call.numbers * call.heads, call.dqk, call.padded_dhv(), 64 * M);
-  };
-  if (Which == Pass::proper) maps.stored = map_of(reverse ? call.dstates : call.states);
-  if (Which == Pass::proper && reverse) maps.c = map_of(call.states);
-  launch_chained("states", states_kernel<Direction, Which, M, N>, std::min(shape.items, multiprocessors()), threads,
-                 Space<Direction, M, N>::bytes, stream, maps, call, shape);
-}
-
-// Which: totals alone, with the states they add up to, or what comes after.
-template <Time Direction, Pass Which, int M, int N>
-void launch_step(const Call<float>& call, cudaStream_t stream) {
-  launch_pass<Direction, Which, M, N>(call, stream);
-  if (Which != Pass::proper) launch_segment_scan<__nv_bfloat16>(call, Direction, stream);
-}
-
-template <Time Direction, Pass Which>
-void launch(const Call<float>& call, cudaStream_t stream) {
-  if (call.dqk <= 64 && call.dhv <= 128) return launch_step<Direction, Which, 1, 64>(call, stream);
-  if (call.dqk <= 64) return launch_step<Direction, Which, 1, 128>(call, stream);
-  if (call.dhv <= 128) return launch_step<Direction, Which, 2, 64>(call, stream);
-  launch_step<Direction, Which, 2, 128>(call, stream);
-}
-
-}  // namespace
-
-int state_tiles(int dqk, int dhv) {
-  const auto tiles = [](int size, int step) { return (size + step - 1) / step; };
-  return tiles(dqk, dqk <= 64 ? 64 : 128) * tiles(dhv, dhv <= 128 ? 128 : 256);
-}
-
-int state_parts(int dqk, int dhv) { return state_tiles(dqk, dhv) * warpgroups * 4; }
-
-void launch_segment_starts(const Call<float>& call, cudaStream_t stream) {
-  if (call.segments == 1) return;
-  if (call.kept_chunk > 0) return launch<Time::forward, Pass::totals>(call, stream);
-  launch<Time::forward, Pass::rough_totals>(call, stream);
-}
-
-void launch_states(const Call<float>& call, cudaStream_t stream) {
-  if (call.segments > 1) launch<Time::forward, Pass::totals>(call, stream);
-  launch<Time::forward, Pass::proper>(call, stream);
-}
-
-void launch_dstates(const Call<float>& call, cudaStream_t stream) {
-  if (call.segments > 1) launch<Time::reverse, Pass::totals>(call, stream);
-  launch<Time::reverse, Pass::proper>(call, stream);
-}
+template void launch_segment_starts<__nv_bfloat16>(const Call<float>&, cudaStream_t);
+template void launch_states<__nv_bfloat16>(const Call<float>&, cudaStream_t);
+template void launch_dstates<__nv_bfloat16>(const Call<float>&, cudaStream_t);
 
 }  // namespace tfla::cuda::sm90

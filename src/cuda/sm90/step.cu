@@ -1,67 +1,17 @@
-// Stage `step` in one launch, for GPUs with thread block clusters (sm_90 and newer). The blocks that share a state form
-// a cluster: each reads n and m, works on its own columns of C, and the first writes the new n and m when all have read
-// the old ones. Everything of C that a block needs is on its way before the first gate is read.
+// Stage `step` for GPUs with thread block clusters (sm_90 and newer), in one launch but for many states. The blocks
+// that share a state form a cluster: each reads n and m, works on its own columns of C, and the first writes the new n
+// and m when all have read the old ones. Everything of C that a block needs is on its way before the first gate is
+// read.
 #include "cuda/launch.h"
 #include "cuda/portable/step.cuh"
+#include "cuda/sm90/step_many.cuh"
+#include "cuda/sm90/step_token.cuh"
 
 namespace tfla::cuda {
 
 namespace {
 
 constexpr int most_blocks = 8;  // in a cluster, on every GPU that has them
-
-template <class Real>
-struct TokenScalars {
-  Real decay, weight, inverse, m;
-};
-
-// decay, weight, 1 / den and m of one token, by one warp. In float32 where the state is: the sum f + m is kept as two
-// numbers, so that large m cost no digits, and the chain that all blocks wait for is a third as long as in double.
-template <class T>
-__device__ TokenScalars<typename Config<T>::Real> token_scalars(const StepCall<typename Config<T>::Real>& step,
-                                                                const Row<typename Config<T>::Real>& row, int t,
-                                                                int head, const T* q, const T* k) {
-  using Real = typename Config<T>::Real;
-  const Call<Real>& call = step.call;
-  const Real* n = static_cast<const Real*>(step.n.data) + row.slot * step.n.sequence + head * step.n.head;
-  // All loads go out before anything waits: even lanes read the forget gate, odd ones the input gate.
-  const int lane = threadIdx.x % 32;
-  const bool odd = lane % 2 == 1;
-  const Real m = static_cast<const Real*>(step.m.data)[row.slot * step.m.sequence + head * step.m.head];
-  const Real gate = static_cast<Real>(
-      read_gate(odd ? call.i : call.f, odd ? call.i_type : call.f_type, row.batch, row.token + t, head));
-  using Wide = typename Config<T>::Norm;  // as everywhere that q.n is summed
-  Wide qn = 0, qk = 0;
-  if (call.normalized) {
-#pragma unroll 8
-    for (int r = lane; r < call.dqk; r += 32) {
-      const auto query = static_cast<Wide>(widen<Real>(q[r]));
-      qn += query * static_cast<Wide>(n[r]);
-      qk += query * static_cast<Wide>(widen<Real>(k[r]));
-    }
-  }
-  Real f = __shfl_sync(0xFFFFFFFFU, gate, 0), i = __shfl_sync(0xFFFFFFFFU, gate, 1);
-  if (call.capped) {
-    const auto cap = static_cast<Real>(call.cap);
-    f = cap * tanh(f / cap);
-    i = cap * tanh(i / cap);
-  }
-  if (!call.log_space) f = log_sigmoid(f);
-  if (f < static_cast<Real>(least_log_forget)) f = static_cast<Real>(least_log_forget);
-  if (!call.log_space && !call.exponential) i = log_sigmoid(i);
-  const Real sum = f + m, part = sum - m;
-  const Real rest = (f - part) + (m - (sum - part));  // sum + rest is f + m exactly
-  const Real next = call.exponential ? max(sum, i) : Real{0};
-  const Real decay = exp((sum - next) + rest), weight = exp(i - next);
-  Real inverse = 1;
-  if (call.normalized) {
-    Wide product = static_cast<Wide>(call.scale) * (static_cast<Wide>(decay) * qn + static_cast<Wide>(weight) * qk);
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) product += __shfl_xor_sync(0xFFFFFFFFU, product, offset);
-    inverse = Denominator<Real>(static_cast<Real>(product), exp(-next), call.eps).inverse;
-  }
-  return {decay, weight, inverse, next};
-}
 
 // A block's part of the state: ColumnGroups threads side by side on a row of C, four columns each, the others on the
 // rows below. Each thread has `Ahead` rows on their way while it works on as many.
@@ -210,6 +160,12 @@ bool launch(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream)
 template <class T>
 bool launch_step_cluster(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream) {
   if (!runs_sm90_code() || !state_is_wide(step)) return false;
+  if constexpr (std::is_same_v<typename Config<T>::Real, float>) {
+    if (takes_many(step)) {
+      launch_many<T>(step, stream);
+      return true;
+    }
+  }
   // H200, 8 heads 256/512: few states take 5.2 us in narrow tiles with many rows on their way, 8.6 in wide ones; many
   // states 3.9 TB/s in wide tiles, of which more fit onto a multiprocessor, 3.4 in narrow ones.
   constexpr std::int64_t few = 32;

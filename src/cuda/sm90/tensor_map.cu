@@ -47,20 +47,33 @@ cuuint64_t stride_bytes(std::int64_t stride, std::int64_t size) {
 
 }  // namespace
 
-bool has_map(const Rows& rows) {
+bool has_map(const Rows& rows, std::int64_t packed_tokens) {
   constexpr std::int64_t most = std::int64_t{1} << 40;
   const auto fits = [](std::int64_t stride) { return stride >= 0 && stride * item < most; };
-  return rows.wide && fits(rows.batch) && fits(rows.token) && fits(rows.head);
+  if (!rows.wide || !fits(rows.batch) || !fits(rows.token) || !fits(rows.head)) return false;
+  const double before = static_cast<double>(packed_tokens) * static_cast<double>(rows.token * item);
+  return before < static_cast<double>(reinterpret_cast<std::uintptr_t>(rows.data));
 }
 
-CUtensorMap token_map(const Rows& rows, std::int64_t batch, std::int64_t tokens, std::int64_t heads,
-                      std::int64_t columns, int box_tokens) {
-  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(tokens),
-                               static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(batch)};
-  const cuuint64_t strides[3] = {stride_bytes(rows.token, tokens), stride_bytes(rows.head, heads),
-                                 stride_bytes(rows.batch, batch)};
+CUtensorMap token_map(const Call<float>& call, const Rows& rows, std::int64_t heads, std::int64_t columns,
+                      int box_tokens) {
+  const bool packed = call.cu_seqlens != nullptr;
+  const std::int64_t last = packed ? call.tokens + 1 : call.batch;
+  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(call.tokens),
+                               static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(last)};
+  const cuuint64_t strides[3] = {stride_bytes(rows.token, call.tokens), stride_bytes(rows.head, heads),
+                                 stride_bytes(packed ? rows.token : rows.batch, last)};
   const cuuint32_t box[4] = {panel, static_cast<cuuint32_t>(box_tokens), 1, 1};
-  return map_of(rows.data, 4, sizes, strides, box);
+  const std::uintptr_t before = packed ? static_cast<std::uintptr_t>(call.tokens * rows.token * item) : 0;
+  return map_of(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(rows.data) - before), 4, sizes, strides,
+                box);
+}
+
+// The first eight numbers of q, and not the first panel of the first token: nobody asks for that.
+CUtensorMap nothing_map(const Call<float>& call, int box_tokens) {
+  constexpr cuuint64_t sizes[4] = {8, 1, 1, 1}, strides[3] = {16, 16, 16};
+  const cuuint32_t box[4] = {panel, static_cast<cuuint32_t>(box_tokens), 1, 1};
+  return map_of(call.q.data, 4, sizes, strides, box);
 }
 
 CUtensorMap matrix_map(const void* data, std::int64_t matrices, std::int64_t rows, std::int64_t columns, int box_rows) {

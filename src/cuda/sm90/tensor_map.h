@@ -13,12 +13,22 @@ namespace tfla::cuda::sm90 {
 inline constexpr int panel = 64;
 
 // Whether boxes of `rows` can be copied: 16-byte steps between rows, heads and batches, below 2^40 bytes.
-[[nodiscard]] bool has_map(const Rows& rows);
+// packed_tokens: of packed sequences, whose map begins that many rows before the tensor; 0: a dense batch.
+[[nodiscard]] bool has_map(const Rows& rows, std::int64_t packed_tokens);
 
 // A [B,T,H,D] tensor of 16-bit numbers as (column, token, head, batch) in boxes of 64 columns by box_tokens; columns
-// beyond D and tokens beyond T read as zero.
-[[nodiscard]] CUtensorMap token_map(const Rows& rows, std::int64_t batch, std::int64_t tokens, std::int64_t heads,
-                                    std::int64_t columns, int box_tokens);
+// beyond D and tokens beyond T read as zero, and are not written.
+//
+// Packed sequences end inside of the tensor, at places that the host does not know, and the accelerator has to stop
+// there too. In their map the fourth axis steps along the tokens as the second one does, and both begin T tokens before
+// the tensor: token t of a sequence is at (column, T - length + t, head, end of the sequence), and what lies beyond its
+// end lies beyond the second axis.
+[[nodiscard]] CUtensorMap token_map(const Call<float>& call, const Rows& rows, std::int64_t heads, std::int64_t columns,
+                                    int box_tokens);
+
+// Boxes without anything of a tensor in them are loaded from here instead: zeros wherever they are. Loaded through the
+// map of packed sequences they fault where the memory before the tensor is not mapped (docs/hopper.md).
+[[nodiscard]] CUtensorMap nothing_map(const Call<float>& call, int box_tokens);
 
 // [matrices, rows, columns] of 16-bit numbers as (column, row, matrix) in boxes of 64 columns by box_rows; rows beyond
 // those of the matrix read as zero too.

@@ -20,9 +20,9 @@ namespace values {
 enum class Role : std::uint8_t { producers, consumer_0, consumer_1 };  // of a warpgroup
 enum class Producer : std::uint8_t { ring, results, gates };           // of a warp
 
-template <int Panels>
+template <class T, int Panels, bool Packed>
 __global__ void __launch_bounds__(threads, 1)
-    values_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Work work) {
+    values_kernel(const __grid_constant__ MapsOf<Packed> maps, const __grid_constant__ Work work) {
 #if __CUDA_ARCH__ == 900
   extern __shared__ __align__(1024) unsigned char shared[];
   const unsigned memory = arch::shared_address(shared);
@@ -31,32 +31,32 @@ __global__ void __launch_bounds__(threads, 1)
   __syncthreads();
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
+  if (Packed && first_tile<Packed>(work.chunks, work.parts) >= work.parts.tiles) return;
   switch (static_cast<Role>(threadIdx.x / warpgroup)) {
     case Role::producers: {
       arch::fewer_registers<producer_registers>();
       const bool first_lane = threadIdx.x % 32 == 0;
       switch (static_cast<Producer>(threadIdx.x / 32)) {
         case Producer::ring:
-          if (first_lane) load_ring<Panels>(maps, work, memory);
+          if (first_lane) load_ring<Panels, Packed>(maps, work, memory);
           break;
         case Producer::results:
-          if (first_lane) store_results<Panels>(maps, work, memory);
+          if (first_lane) store_results<Panels, Packed>(maps, work, memory);
           break;
         case Producer::gates:
-          load_gates<Plan::Gates>(
-              work.chunks, work.parts.tiles, [&](unsigned tile) { return work.parts.chunk_of(tile); }, memory,
-              barriers.gates_full(), barriers.gates_empty());
+          load_gates<Plan::Gates, Packed>(work.chunks, work.parts, memory, barriers.gates_full(),
+                                          barriers.gates_empty(), [](unsigned) { return 0; });
           break;
       }
       break;
     }
     case Role::consumer_0:
       arch::more_registers<consumer_registers>();
-      Consumer<Panels, 0>(work, memory).run();
+      Consumer<T, Panels, 0, Packed>(work, memory).run();
       break;
     case Role::consumer_1:
       arch::more_registers<consumer_registers>();
-      Consumer<Panels, 1>(work, memory).run();
+      Consumer<T, Panels, 1, Packed>(work, memory).run();
       break;
   }
 #endif
@@ -74,7 +74,7 @@ int panels_of(int columns) { return (columns + panel - 1) / panel; }
 
 Maps maps_of(const Call<float>& call) {
   const auto tokens = [&](const Rows& rows, int columns, int box) {
-    return token_map(rows, call.batch, call.tokens, call.heads, columns, box);
+    return token_map(call, rows, call.heads, columns, box);
   };
   return {.q = tokens(call.q, call.dqk, chunk),
           .k = tokens(call.k, call.dqk, chunk),
@@ -83,24 +83,39 @@ Maps maps_of(const Call<float>& call) {
           .dC = matrix_map(call.dstates, call.numbers * call.heads, call.dqk, call.padded_dhv(), half)};
 }
 
-template <int Panels>
+template <class T, int Panels>
 void launch(const Call<float>& call, int parts, cudaStream_t stream) {
   const std::int64_t blocks = std::min<std::int64_t>(call.numbers * call.heads * parts, multiprocessors());
-  const Work work{.chunks = Chunks(call), .depth = panels_of(call.dqk), .parts = Parts(call, parts, blocks)};
-  launch_chained("values", values_kernel<Panels>, blocks, threads, shared_bytes, stream, maps_of(call), work);
+  const Work work{.chunks = Chunks(call),
+                  .depth = panels_of(call.dqk),
+                  .parts = Parts(call, parts, blocks),
+                  .dhv = call.dhv,
+                  .state_tiles = state_tiles(call.dqk, call.dhv),
+                  .state_columns = state_columns(call.dhv)};
+  const Maps maps = maps_of(call);
+  if constexpr (!has_lifts<T>) {
+    if (call.cu_seqlens != nullptr)
+      return launch_chained("values", values_kernel<T, Panels, true>, blocks, threads, shared_bytes, stream,
+                            PackedMaps{maps, nothing_map(call, half)}, work);
+  }
+  launch_chained("values", values_kernel<T, Panels, false>, blocks, threads, shared_bytes, stream, maps, work);
 }
 
 }  // namespace
 
+template <class T>
 void launch_values(const Call<float>& call, cudaStream_t stream) {
   // As few parts as possible, as wide as each other: 320 columns are two parts of 192.
   const int panels = panels_of(call.dhv), parts = (panels + widest - 1) / widest;
   switch ((panels + parts - 1) / parts) {
-    case 1: launch<1>(call, parts, stream); break;
-    case 2: launch<2>(call, parts, stream); break;
-    case 3: launch<3>(call, parts, stream); break;
-    default: launch<4>(call, parts, stream); break;
+    case 1: launch<T, 1>(call, parts, stream); break;
+    case 2: launch<T, 2>(call, parts, stream); break;
+    case 3: launch<T, 3>(call, parts, stream); break;
+    default: launch<T, 4>(call, parts, stream); break;
   }
 }
+
+template void launch_values<__nv_bfloat16>(const Call<float>&, cudaStream_t);
+template void launch_values<__half>(const Call<float>&, cudaStream_t);
 
 }  // namespace tfla::cuda::sm90

@@ -5,17 +5,19 @@
 
 namespace tfla::cuda::sm90::forward {
 
-template <int M, int N, bool Normalized, bool Keep>
-struct Carrier : Block<M, N, Normalized, Keep> {
-  using Base = Block<M, N, Normalized, Keep>;
+template <class T, int M, int N, bool Normalized, bool Keep, bool Packed>
+struct Carrier : Block<T, M, N, Normalized, Keep, Packed> {
+  using Base = Block<T, M, N, Normalized, Keep, Packed>;
   using Base::at;
   using Base::call;
   using Base::each_item;
   using Base::is_kept;
   using Base::kept_unit;
+  using Base::lifted;
   using Base::maps;
   using Base::shape;
   using Base::space;
+  using typename Base::Item;
   using typename Base::KeySlots;
   using typename Base::Slots;
   using typename Base::Space;
@@ -32,26 +34,41 @@ struct Carrier : Block<M, N, Normalized, Keep> {
     each_item([&](const Item& it) {
       Tile tile;
       float n[own][2];
+      float lift = 1;  // of both (float16)
       start<Which>(it, lane, tile, n);
+      const int first_kept = Space::wide && Keep ? kept_unit(it, 0) : 0;
 #pragma unroll 1
       for (int block = it.low; block < it.high; ++block, k.advance(Space::parts), ring.advance(), turn ^= 1) {
         const unsigned parity = Space::slots == 2 ? ring.slot : turn;
+        float2 lifts{1, 1};  // of the rounded C and n besides
+        if constexpr (lifted) lifts = lifts_of<Which>(tile, n, lift, parity, lane);
         arch::wait(at(Space::c_empty), parity ^ 1);
         if (Space::wide && Keep) {  // its last copy has been read by the store
-          if (lane.lane == 0) arch::wait_stores_read<0>();
+          if (here(lane).lane == 0) arch::wait_stores_read<0>();
           __syncwarp();
         }
-        tile.publish(at(Space::state) + Which * Space::part_bytes, lane, M * panel_bytes);
+        tile.publish(at(Space::state) + Which * Space::part_bytes, lifted && Space::wide ? Lane::again() : here(lane),
+                     lifts.x, M * panel_bytes);
         const int reader = Space::outputs == 2 ? static_cast<int>(parity) : 0;
-        if (Normalized || (Keep && !Space::wide)) publish_n(reader, Which, lane, n);
+        if (Normalized || (Keep && !Space::wide)) publish_n(reader, Which, lane, n, lifts.y);
+        if (lifted && Which == 0 && lane.warp == 0 && lane.lane == 0)
+          arch::write_float2(at(Space::lifts, reader), {inverse_power(lift) * inverse_power(lifts.x),
+                                                        inverse_power(lift) * inverse_power(lifts.y)});
         arch::writes_before_copies();
         __syncwarp();
-        if (lane.lane == 0) arch::arrive(at(Space::c_full, reader));
-        if (Space::wide && Keep && is_kept(block)) keep<Which>(again(it), block, lane, n);
+        if (here(lane).lane == 0) arch::arrive(at(Space::c_full, reader));
+        if (Space::wide && Keep && is_kept(block))
+          keep<Which>(first_kept + (block >> shape.kept_shift) * call.heads, it.tile, here(lane), n);
         arch::wait(at(Space::k_full, k.slot), k.phase);
         arch::wait(at(Space::v_full, ring.slot), ring.phase);
         const unsigned gates = at(Space::gates, ring.slot, Space::gate_bytes);
-        const float decay = arch::read_float(gates + Space::decay);
+        float decay = arch::read_float(gates + Space::decay);
+        const auto weight = [&](int t) { return arch::read_float2(gates + Space::abar + 4 * t); };
+        if constexpr (lifted) {
+          const float before = lift;
+          lift = lift_of_weights(lane.pair, weight);
+          decay *= lift * inverse_power(before);
+        }
         tile.scale(decay);
 #pragma unroll
         for (int m = 0; m < own; ++m) {
@@ -59,76 +76,120 @@ struct Carrier : Block<M, N, Normalized, Keep> {
           n[m][1] *= decay;
         }
         tile.add(
-            at(Space::k, k.slot, Space::part_bytes), at(Space::v, ring.slot, Space::v_bytes), lane,
-            [&](int t) { return arch::read_float2(gates + Space::abar + 4 * t); }, n);
-        if (lane.lane == 0) arch::arrive(at(Space::k_empty, k.slot));
+            at(Space::k, k.slot, Space::part_bytes) + here(lane).transposed_row(),
+            at(Space::v, ring.slot, Space::v_bytes), lane,
+            [&](int t) {
+              float2 w = weight(t);
+              if (lifted) w = {w.x * lift, w.y * lift};
+              return w;
+            },
+            n);
+        if (here(lane).lane == 0) arch::arrive(at(Space::k_empty, k.slot));
         arch::products_wait<0>();
         tile.hold();
-        if (lane.lane == 0) arch::arrive(at(Space::v_empty, ring.slot));
+        if (here(lane).lane == 0) arch::arrive(at(Space::v_empty, ring.slot));
       }
-      finish<Which>(Space::lean ? again(it) : it, lane, tile, n);
+      if constexpr (lifted) {
+        tile.scale(inverse_power(lift));
+#pragma unroll
+        for (int m = 0; m < own; ++m) {
+          n[m][0] *= inverse_power(lift);
+          n[m][1] *= inverse_power(lift);
+        }
+      }
+      finish<Which>(Base::lean ? again(it) : it, lane, tile, n);
     });
     if (Space::wide && Keep && lane.lane == 0) arch::wait_stores<0>();
   }
 
  private:
+  // Where all rows of dqk above 128 are in registers, there are none for what follows from the thread's number. Not
+  // where keys are weighted in float32, which leaves more: 0.741 ms instead of 0.802 (8 heads of 256/512, without
+  // normalizer).
+  __device__ __forceinline__ static Lane here(const Lane& lane) {
+    return Space::lean && Base::pairs ? Lane::again() : lane;
+  }
+
   // An item worked out anew: what the loop over its blocks does not need is not kept in registers.
   __device__ __forceinline__ Item again(const Item& it) const {
     int unit = static_cast<int>(it.unit);
     arch::forget(unit);
-    return Item(call, static_cast<unsigned>(unit), shape.column_tiles);
+    return Item(call, shape, static_cast<unsigned>(unit));
   }
 
-  // One of three bfloat16 that add up to it per lane. In the order in which the lanes of a product read it: rows 2 i,
-  // 2 i + 1, 2 i + 8, 2 i + 9 of every 16; where the state is wide, along rows of 64, swizzled.
-  __device__ __forceinline__ void publish_n(int reader, int which, const Lane& lane, const float (&n)[own][2]) const {
-    if constexpr (Space::lean) {
-      const Lane now = Lane::again();  // no register is left for the address
-      const int part = now.pair / 2, k = now.lane / 4, warp = now.warp;
-      int from = static_cast<int>(at(Space::n, reader, Space::n_bytes));
-      arch::forget(from);
-      write_terms(n, part,
-                  from + part * Space::n_part + which * own * Space::n_panel +
-                      (Space::n_rows ? (2 * warp ^ part) * 16 + k * 2 : warp * 32 + k / 2 * 8 + k % 2 * 2),
-                  [](unsigned to, int m, int h) { return (to ^ h * (Space::n_rows ? 16 : 4)) + m * Space::n_panel; });
+  // What C and n are multiplied by to be rounded. The sum over a quad is n: of its lanes, at most four times the
+  // largest.
+  template <int Which>
+  __device__ __forceinline__ float2 lifts_of(const Tile& tile, const float (&n)[own][2], float lift, unsigned turn,
+                                             const Lane& lane) const {
+    constexpr int warps = 4 * Space::carriers;
+    const auto of_warps = [&](auto largest) {
+      return largest_of_warps<warps>(largest, at(Space::largest), turn, 4 * Which + lane.warp, Base::state_barrier);
+    };
+    if constexpr (Normalized) {
+      float largest_n = 0;
+#pragma unroll
+      for (int m = 0; m < own; ++m) largest_n = fmaxf(largest_n, fmaxf(fabsf(n[m][0]), fabsf(n[m][1])));
+      const float2 largest = of_warps(float2{tile.largest(), largest_n});
+      return {lift_of_state(largest.x, lift), lift_of_state(largest.y, lift, top_of_norms)};
     } else {
-      const int part = lane.pair / 2, k = lane.lane / 4;
-      write_terms(n, part,
-                  at(Space::n, reader, Space::n_bytes) + part * Space::n_part + which * (Space::n_panel * own) +
-                      lane.warp * 32 + k / 2 * 8 + k % 2 * 2,
-                  [](unsigned to, int m, int h) { return to + m * Space::n_panel + h * 4; });
+      return {lift_of_state(of_warps(tile.largest()), lift), 1};
     }
   }
 
-  template <class Place>
-  __device__ __forceinline__ void write_terms(const float (&n)[own][2], int part, unsigned to,
-                                              const Place& place) const {
+  // One of three 16-bit numbers that add up to it per lane. In the order in which the lanes of a product read it: rows
+  // 2 i, 2 i + 1, 2 i + 8, 2 i + 9 of every 16; where the state is wide, along rows of 64, swizzled.
+  __device__ __forceinline__ void publish_n(int reader, int which, const Lane& lane, const float (&n)[own][2],
+                                            float lift) const {
+    const Lane now = Base::lean ? Lane::again() : lane;  // no register is left for the address
+    const int part = now.pair / 2, k = now.lane / 4, warp = now.warp;
+    unsigned to = at(Space::n, reader, Space::n_bytes);
+    if (Base::lean) arch::forget(to);
+    to = to + part * Space::n_part + which * (Space::n_panel * own);
+    to = Space::n_rows ? to + (2 * warp ^ part) * 16 + k * 2 : to + warp * 32 + k / 2 * 8 + k % 2 * 2;
 #pragma unroll
-    for (int m = 0; m < own; ++m)
+    for (int m = 0; m < own; ++m) {
+      const auto place = [&](int h) {
+        return Space::n_rows ? (to ^ h * 16) + m * Space::n_panel : to + m * Space::n_panel + h * 4;
+      };
+      if constexpr (Space::lean && !lifted) {
+        float2 rest{over_row(n[m][0]), over_row(n[m][1])};
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        float rest = over_row(n[m][h]);
-        if (part > 0) rest -= __bfloat162float(__float2bfloat16_rn(rest));
-        if (part > 1) rest -= __bfloat162float(__float2bfloat16_rn(rest));
-        if (part < 3) arch::write_half_word(place(to, m, h), __bfloat16_as_ushort(__float2bfloat16_rn(rest)));
+        for (int before = 0; before < 2; ++before) {
+          const float2 rounded = arch::widen_pair(arch::round_pair(rest));
+          if (part > before) rest = {rest.x - rounded.x, rest.y - rounded.y};
+        }
+        const uint32_t pair = arch::round_pair(rest);
+        if (part == 3) continue;
+        arch::write_half_word(place(0), static_cast<unsigned short>(pair));
+        arch::write_half_word(place(1), static_cast<unsigned short>(pair >> 16));
+      } else {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          float rest = over_row(n[m][h]);
+          if (lifted) rest *= lift;
+          if (part > 0) rest -= from_bits<T>(to_bits<T>(rest));
+          if (part > 1) rest -= from_bits<T>(to_bits<T>(rest));
+          if (part < 3) arch::write_half_word(place(h), to_bits<T>(rest));
+        }
       }
+    }
   }
 
   // Of a wide state each warp sends the 16 rows of every panel that it has published itself. Otherwise a warp of its
   // own sends all: one warpgroup has more to do than two.
   template <int Which>
-  __device__ __forceinline__ void keep(const Item& it, int block, const Lane& lane, const float (&n)[own][2]) const {
-    const int unit = kept_unit(it, block);
+  __device__ __forceinline__ void keep(int unit, int column_tile, const Lane& lane, const float (&n)[own][2]) const {
     if (lane.lane == 0) {
 #pragma unroll
       for (int m = 0; m < own; ++m)
 #pragma unroll
         for (int p = 0; p < N / 64; ++p)
           arch::store_box(at(Space::state) + (p * M + Which * own + m) * panel_bytes + lane.warp * (16 * 128),
-                          &maps.states, it.tile * N + p * panel, 64 * (Which * own + m) + 16 * lane.warp, unit);
+                          &maps.states, column_tile * N + p * panel, 64 * (Which * own + m) + 16 * lane.warp, unit);
       arch::commit_stores();
     }
-    if (it.tile == 0)
+    if (column_tile == 0)
       write_n<Which>(static_cast<float*>(call.n_states) + static_cast<std::int64_t>(unit) * call.dqk, lane, n);
   }
 
@@ -154,6 +215,19 @@ struct Carrier : Block<M, N, Normalized, Keep> {
     });
   }
 
+  // Where segments begin with what those before add up to.
+  __device__ __forceinline__ bool starts_inside(const Item& it) const {
+    if constexpr (Packed) return it.segment > 0;
+    return call.segments > 1;
+  }
+  __device__ __forceinline__ std::int64_t segment_start(const Item& it) const {
+    if constexpr (Packed)
+      return call.boundary(it.start, it.segment - 1, it.head);
+    else
+      return ((static_cast<std::int64_t>(it.sequence) * call.heads + it.head) * call.segments + it.segment) *
+             call.pieces;
+  }
+
   // From the totals of the segments before, or the initial state.
   template <int Which>
   __device__ void start(const Item& it, const Lane& lane, Tile& tile, float (&n)[own][2]) const {
@@ -170,9 +244,8 @@ struct Carrier : Block<M, N, Normalized, Keep> {
       C += it.sequence * call.C0.sequence + it.head * call.C0.head;
       n0 += it.sequence * call.n0.sequence + it.head * call.n0.head;
     }
-    if (call.segments > 1) {
-      const std::int64_t unit =
-          ((static_cast<std::int64_t>(it.sequence) * call.heads + it.head) * call.segments + it.segment) * call.pieces;
+    if (starts_inside(it)) {
+      const std::int64_t unit = segment_start(it);
       C = call.segment_states + unit * call.dqk * call.padded_dhv();
       n0 = static_cast<const float*>(call.segment_norms) + unit * call.dqk;
       row = call.padded_dhv();

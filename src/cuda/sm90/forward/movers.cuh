@@ -5,9 +5,9 @@
 
 namespace tfla::cuda::sm90::forward {
 
-template <int M, int N, bool Normalized, bool Keep>
-struct Movers : Block<M, N, Normalized, Keep> {
-  using Base = Block<M, N, Normalized, Keep>;
+template <class T, int M, int N, bool Normalized, bool Keep, bool Packed>
+struct Movers : Block<T, M, N, Normalized, Keep, Packed> {
+  using Base = Block<T, M, N, Normalized, Keep, Packed>;
   using Base::at;
   using Base::call;
   using Base::each_block;
@@ -18,17 +18,25 @@ struct Movers : Block<M, N, Normalized, Keep> {
   using Base::shape;
   using Base::space;
   using Base::staged_barrier;
+  using typename Base::Item;
   using typename Base::KeySlots;
   using typename Base::Slots;
   using typename Base::Space;
   // Of a number per token and head. The plan sees to it that columns of blocks of 64 tokens can be counted in 32 bits,
   // and a wide state has more than 64 columns.
   using Index = std::conditional_t<Space::wide, int, std::int64_t>;
-  using Token = std::conditional_t<Space::lean, int, std::int64_t>;
+  using Token = std::conditional_t<Base::lean, int, std::int64_t>;
 
   __device__ __forceinline__ Index first_of(const Item& it) const {
-    return static_cast<Index>(it.head) * static_cast<Index>(call.all_tokens()) +
-           static_cast<Index>(it.sequence) * static_cast<Index>(call.tokens);
+    const Index head = static_cast<Index>(it.head) * static_cast<Index>(call.all_tokens());
+    if constexpr (Packed) return head + it.start;
+    return head + static_cast<Index>(it.sequence) * static_cast<Index>(call.tokens);
+  }
+
+  // See nothing_map.
+  __device__ __forceinline__ const CUtensorMap* map_for(const CUtensorMap& map, int column, int columns) const {
+    if constexpr (Packed) return column < columns ? &map : &maps.nothing;
+    return &map;
   }
 
   // Wide states: K by one thread, Q and V by another. K's ring has less room than theirs, and one that waits for it
@@ -41,12 +49,14 @@ struct Movers : Block<M, N, Normalized, Keep> {
       const int qk_head = it.head / call.group;
 #pragma unroll 1
       for (int block = it.low; block < it.high; ++block, ring.advance(), k.advance(Space::parts)) {
-        const int token = block * block_tokens;
-        const auto load = [&](const CUtensorMap& map, int to, unsigned full, int panels, int column, int head) {
+        const int token = it.map_token(call) + block * block_tokens;
+        const auto load = [&](const CUtensorMap& map, int to, unsigned full, int panels, int column, int columns,
+                              int head) {
           arch::arrive_expecting(full, panels * panel_bytes);
 #pragma unroll 1
           for (int p = 0; p < panels; ++p)
-            arch::load_box(space + to + p * panel_bytes, &map, full, column + p * panel, token, head, it.sequence);
+            arch::load_box(space + to + p * panel_bytes, map_for(map, column + p * panel, columns), full,
+                           column + p * panel, token, head, it.map_batch(call));
         };
         constexpr int parts = Space::parts, part_columns = Space::part_panels * panel;
         if (Keys)
@@ -55,20 +65,26 @@ struct Movers : Block<M, N, Normalized, Keep> {
             const KeySlots part = k.after(p);
             arch::wait(at(Space::k_empty, part.slot), part.phase ^ 1);
             load(maps.k, Space::k + part.slot * Space::part_bytes, at(Space::k_full, part.slot), Space::part_panels,
-                 p * part_columns, qk_head);
+                 p * part_columns, call.dqk, qk_head);
           }
         if (!Others) continue;
         arch::wait(at(Space::v_empty, ring.slot), ring.phase ^ 1);
-        load(maps.v, Space::v + ring.slot * Space::v_bytes, at(Space::v_full, ring.slot), N / 64, it.tile * N, it.head);
+        load(maps.v, Space::v + ring.slot * Space::v_bytes, at(Space::v_full, ring.slot), N / 64, it.tile * N, call.dhv,
+             it.head);
 #pragma unroll
         for (int p = parts - 1; p >= 0; --p) {
           const int part = ring.slot * parts + p;
           arch::wait(at(Space::q_empty, part), ring.phase ^ 1);
           load(maps.q, Space::q + ring.slot * Space::q_bytes + p * Space::part_bytes, at(Space::q_full, part),
-               Space::part_panels, p * part_columns, qk_head);
+               Space::part_panels, p * part_columns, call.dqk, qk_head);
         }
       }
     });
+  }
+
+  __device__ __forceinline__ Token first_chunk(const Item& it) const {
+    if constexpr (Packed) return it.first_chunk_number(block_tokens);
+    return static_cast<Token>(it.sequence) * it.chunks;
   }
 
   __device__ void load_gates() const {
@@ -83,7 +99,7 @@ struct Movers : Block<M, N, Normalized, Keep> {
 #pragma unroll 1
         for (int t = lane; t < block_tokens; t += 32) {
           const Token token = static_cast<Token>(block) * block_tokens + t;
-          const bool valid = token < call.tokens;
+          const bool valid = token < it.tokens(call);
           Index from = valid ? row + token : row;
           arch::forget(from);  // five pointers kept over the loop would not fit into the registers
           arch::copy_small<8>(to + Space::u + 8 * t, call.u + from, valid);
@@ -93,7 +109,7 @@ struct Movers : Block<M, N, Normalized, Keep> {
           if (Normalized) arch::copy_small<4>(to + Space::floor + 4 * t, call.floor + from, valid);
         }
         if (lane == 0) {
-          Token unit = (static_cast<Token>(it.sequence) * it.chunks + block) * call.heads + it.head;
+          Token unit = (first_chunk(it) + block) * call.heads + it.head;
           arch::forget(unit);
           arch::copy_small<4>(to + Space::decay, call.gbar + unit, true);
         }
@@ -116,17 +132,16 @@ struct Movers : Block<M, N, Normalized, Keep> {
         if (lane == 0) keep_state(it, block);
       }
       arch::named_wait(staged_barrier(warpgroup), warpgroup_threads + 32);
-      if (!Space::lean && Normalized && it.tile == 0)
+      if (!Base::lean && Normalized && it.tile == 0)
         store_rows(it, block, at(Space::rows, ring.slot, Space::row_bytes));
       if (lane == 0) {
 #pragma unroll 1
         for (int p = 0; p < N / 64; ++p)
           arch::store_box(at(Space::q, ring.slot, Space::q_bytes) + p * panel_bytes, &maps.h, it.tile * N + p * panel,
-                          block * block_tokens, it.head, it.sequence);
+                          it.map_token(call) + block * block_tokens, it.head, it.map_batch(call));
         arch::commit_stores();
       }
-      if (Space::lean && Normalized && it.tile == 0)
-        store_rows(it, block, at(Space::rows, ring.slot, Space::row_bytes));
+      if (Base::lean && Normalized && it.tile == 0) store_rows(it, block, at(Space::rows, ring.slot, Space::row_bytes));
       if (lane == 0) arch::wait_stores_read<0>();
       __syncwarp();
       if (lane == 0) arch::arrive(at(Space::q_empty, ring.slot * Space::parts));
@@ -156,8 +171,7 @@ struct Movers : Block<M, N, Normalized, Keep> {
       const unsigned place = from + row / 16 * 32 + row % 8 / 2 * 8 + row % 16 / 8 * 4 + row % 2 * 2;
       float sum = 0;
 #pragma unroll
-      for (int part = 2; part >= 0; --part)
-        sum += __bfloat162float(__ushort_as_bfloat16(arch::read_half_word(place + part * Space::n_part)));
+      for (int part = 2; part >= 0; --part) sum += from_bits<T>(arch::read_half_word(place + part * Space::n_part));
       static_cast<float*>(call.n_states)[static_cast<std::int64_t>(kept_unit(it, block)) * call.dqk + row] = sum;
     }
   }
@@ -166,7 +180,7 @@ struct Movers : Block<M, N, Normalized, Keep> {
 #pragma unroll 1
     for (int t = threadIdx.x % 32; t < block_tokens; t += 32) {
       const Token token = static_cast<Token>(block) * block_tokens + t;
-      if (token >= call.tokens) continue;
+      if (token >= it.tokens(call)) continue;
       Index to = first_of(it) + token;
       arch::forget(to);  // as in load_gates
       call.inverse[to] = arch::read_float(rows + Space::inverse + 4 * t);

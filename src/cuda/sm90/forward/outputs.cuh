@@ -6,18 +6,20 @@
 
 namespace tfla::cuda::sm90::forward {
 
-template <int M, int N, bool Normalized, bool Keep>
-struct Outputs : Block<M, N, Normalized, Keep> {
-  using Base = Block<M, N, Normalized, Keep>;
+template <class T, int M, int N, bool Normalized, bool Keep, bool Packed>
+struct Outputs : Block<T, M, N, Normalized, Keep, Packed> {
+  using Base = Block<T, M, N, Normalized, Keep, Packed>;
   using Base::across;
   using Base::at;
   using Base::call;
   using Base::depth;
   using Base::each_block;
+  using Base::lifted;
   using Base::shape;
   using Base::space;
   using Base::staged_barrier;
   using Base::warps_barrier;
+  using typename Base::Item;
   using typename Base::KeySlots;
   using typename Base::Slots;
   using typename Base::Space;
@@ -73,8 +75,7 @@ struct Outputs : Block<M, N, Normalized, Keep> {
       for (int d = 0; d < 4 * Space::part_panels; ++d) {
         constexpr int panel_step = panel_bytes / 16, depth_step = 32 / 16;
         const int offset = d / 4 * panel_step + d % 4 * depth_step;
-        arch::multiply<__nv_bfloat16, depth, depth>(s, q_rows + p * (Space::part_bytes / 16) + offset, k_rows + offset,
-                                                    p + d > 0);
+        arch::multiply<T, depth, depth>(s, q_rows + p * (Space::part_bytes / 16) + offset, k_rows + offset, p + d > 0);
       }
     }
     arch::products_commit();
@@ -90,16 +91,17 @@ struct Outputs : Block<M, N, Normalized, Keep> {
         const std::uint64_t n = arch::tile_descriptor(at(Space::n));
 #pragma unroll
         for (int d = 0; d < 4 * M; ++d)
-          arch::multiply<__nv_bfloat16, depth, depth>(qn_columns, q_rows + d / 4 * panel_step + d % 4 * depth_step,
-                                                      n + d / 4 * (1024 / 16) + d % 4 * depth_step, d > 0);
+          arch::multiply<T, depth, depth>(qn_columns, q_rows + d / 4 * panel_step + d % 4 * depth_step,
+                                          n + d / 4 * (1024 / 16) + d % 4 * depth_step, d > 0);
         arch::products_commit();
       }
 #pragma unroll
       for (int d = 0; d < 4 * M; ++d)
-        arch::multiply<__nv_bfloat16, depth, across>(o, q_rows + d / 4 * panel_step + d % 4 * depth_step,
-                                                     state + d * state_step, d > 0);
+        arch::multiply<T, depth, across>(o, q_rows + d / 4 * panel_step + d % 4 * depth_step, state + d * state_step,
+                                         d > 0);
       arch::products_commit();
     };
+    float2 lowers{1, 1};  // of Q C and q.n (float16)
     const auto state_multiplied = [&] {
       arch::products_wait<0>();
       arch::pin(o);
@@ -125,6 +127,7 @@ struct Outputs : Block<M, N, Normalized, Keep> {
     gate_scores(s, u, gates, lane, sums);
     if constexpr (!Space::wide) {
       multiply_state();
+      if (lifted) lowers = arch::read_float2(at(Space::lifts, Warpgroup));
       if (Normalized) dots_with_n(q_tile, at(Space::n, Warpgroup, Space::n_bytes), lane, qn);
       state_multiplied();
     } else if constexpr (Normalized) {
@@ -134,17 +137,23 @@ struct Outputs : Block<M, N, Normalized, Keep> {
       qn[1] = qn_columns[2] + qn_columns[3];
     }
 
-    // What a row is multiplied by: scale / den, in the part of the state times qbar.
+    // What a row is multiplied by: scale / den, in the part of the state times qbar. In float16 P is rounded without
+    // that, but brought near the upper end: both parts of a row are multiplied by its lift, and by the rest in the end.
     const Lane here = again(lane);
-    float factor[2], weight[2];
-    const float scale = Space::lean ? shape.scale : static_cast<float>(call.scale);
-    const float eps = Space::lean ? shape.eps : static_cast<float>(call.eps);
+    float factor[2], weight[2], lift[2] = {1, 1};
+    if constexpr (lifted) {
+      if (Space::wide) lowers = arch::read_float2(at(Space::lifts, Warpgroup));
+      lifts_of_rows(s, lift);
+    }
+    const float scale = Base::lean ? shape.scale : static_cast<float>(call.scale);
+    const float eps = Base::lean ? shape.eps : static_cast<float>(call.eps);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       factor[h] = scale;
       weight[h] = arch::read_float(gates + Space::qbar + 4 * (here.row + 8 * h));
       if (Normalized) {
         const float least = arch::read_float(gates + Space::floor + 4 * (here.row + 8 * h));
+        if (lifted) qn[h] *= lowers.y;
         const float sum = scale * over_row(sums[h] + weight[h] * qn[h]), size = fabsf(sum);
         const float inverse = __fdividef(1, fmaxf(size, least) + eps);
         factor[h] *= inverse;
@@ -154,35 +163,39 @@ struct Outputs : Block<M, N, Normalized, Keep> {
           arch::write_float(row + Space::slope, size > least ? copysignf(inverse, -sum) : 0.0F);
         }
       }
-      weight[h] *= factor[h];
+      weight[h] *= lifted ? lowers.x * lift[h] : factor[h];
     }
     const auto weigh = [&] {
 #pragma unroll
       for (int e = 0; e < N / 2; ++e) o[e] *= weight[e / 2 % 2];
     };
-    if constexpr (!Space::lean) weigh();
+    if constexpr (!Base::lean) weigh();
     uint32_t high[4][4], low[4];
 #pragma unroll
     for (int e = 0; e < 32; e += 2) {
-      const float by = factor[e / 2 % 2];
+      const float by = lifted ? lift[e / 2 % 2] : factor[e / 2 % 2];
       const float2 value{s[e] * by, s[e + 1] * by};
-      if (e < 8)
-        high[0][e / 2] = split(value, low[e / 2]);
+      if (e < 8 && !lifted)
+        high[0][e / 2] = split<T>(value, low[e / 2]);
       else
-        high[e / 8][e / 2 % 4] = arch::pack(value, __nv_bfloat16{});
+        high[e / 8][e / 2 % 4] = arch::pack(value, T{});
     }
     if constexpr (Space::wide) state_multiplied();
-    if constexpr (Space::lean) weigh();
+    if constexpr (Base::lean) weigh();
     arch::pin(o);
     const std::uint64_t values = arch::tile_descriptor(at(Space::v, ring.slot, Space::v_bytes), panel_bytes);
     arch::products_begin();
 #pragma unroll
     for (int t = 0; t < 4; ++t) {
       constexpr int token_step = 16 * 128 / 16;
-      arch::multiply<__nv_bfloat16, across>(o, high[t], values + t * token_step, true);
+      arch::multiply<T, across>(o, high[t], values + t * token_step, true);
     }
-    arch::multiply<__nv_bfloat16, across>(o, low, values, true);
+    if constexpr (!lifted) arch::multiply<T, across>(o, low, values, true);
     arch::products_commit();
+    if constexpr (lifted) {
+      factor[0] *= inverse_power(lift[0]);
+      factor[1] *= inverse_power(lift[1]);
+    }
     arch::products_wait<0>();
     arch::pin(o);
     if (again(lane).lane == 0) arch::arrive(at(Space::v_empty, ring.slot));
@@ -192,11 +205,27 @@ struct Outputs : Block<M, N, Normalized, Keep> {
 #pragma unroll
     for (int n = 0; n < N / 16; ++n) {
       const float* x = o + 8 * n;
-      const auto pack = [&](int e) { return arch::pack(float2{x[e], x[e + 1]}, __nv_bfloat16{}); };
+      const auto pack = [&](int e) {
+        const float by = factor[e / 2 % 2];
+        return arch::pack(lifted ? float2{x[e] * by, x[e + 1] * by} : float2{x[e], x[e + 1]}, T{});
+      };
       arch::store_tiles((row + n / 4 * panel_bytes) ^ (n % 4 * 32), pack(0), pack(2), pack(4), pack(6));
     }
     arch::writes_before_copies();
     arch::named_arrive(staged_barrier(Warpgroup), warpgroup_threads + 32);
+  }
+
+  // Over the keys of a row, which four lanes have.
+  __device__ __forceinline__ void lifts_of_rows(const float (&s)[32], float (&lift)[2]) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float largest = 0;
+#pragma unroll
+      for (int e = 0; e < 32; e += 4) largest = fmaxf(largest, fmaxf(fabsf(s[e + 2 * h]), fabsf(s[e + 2 * h + 1])));
+      largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 2));
+      lift[h] = lift_to(largest, top_of_scores, -60, 40);
+    }
   }
 
   // S becomes P before the denominator; sums of its rows too. 16-key parts right of a warp's rows are masked whole.
@@ -230,7 +259,7 @@ struct Outputs : Block<M, N, Normalized, Keep> {
   }
 
   // q.n of this thread's rows, in parts that add up over the row. n has all its digits: it goes in as the sum of three
-  // bfloat16, in three columns of a product with eight.
+  // 16-bit numbers, in three columns of a product with eight.
   __device__ __forceinline__ void dots_with_n(unsigned q_tile, unsigned n, const Lane& lane, float (&sums)[2]) const {
     float product[4] = {0, 0, 0, 0};
     const int part = lane.lane / 4;
@@ -241,7 +270,7 @@ struct Outputs : Block<M, N, Normalized, Keep> {
       arch::load_tiles(tiles, (q_tile + d / 4 * panel_bytes + lane.tile_row()) ^ (d % 4 * 32));
       uint2 column = arch::read_words(from + 32 * d);
       if (part > 2) column = {0, 0};
-      arch::multiply_add(product, tiles, column.x, column.y, __nv_bfloat16{});
+      arch::multiply_add(product, tiles, column.x, column.y, T{});
     }
     sums[0] = product[0] + product[1];
     sums[1] = product[2] + product[3];

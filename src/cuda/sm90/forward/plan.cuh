@@ -6,6 +6,7 @@
 #include "cuda/arch/barrier.cuh"
 #include "cuda/arch/tma.cuh"
 #include "cuda/sm90/ring.cuh"
+#include "cuda/sm90/segment.cuh"
 #include "cuda/sm90/state_tile.cuh"
 #include "cuda/sm90/tensor_map.h"
 
@@ -49,19 +50,23 @@ struct Space : Roles<M, N> {
   static constexpr int v_full = k_empty + 8 * k_slots, v_empty = v_full + 8 * slots;
   static constexpr int c_full = v_empty + 8 * slots, c_empty = c_full + 16;  // c_full: one per outputs' warpgroup
   static constexpr int bytes = c_empty + 8 + 1024;
+  // float16: what the readers of C and n multiply by, for each warpgroup of outputs; the largest numbers of warps.
+  static constexpr int lifts = (c_empty + 8 + 15) / 16 * 16, largest = lifts + 16;
+  static constexpr int lifted_bytes = largest + 2 * 8 * 4 * Roles<M, N>::carriers + 1024;
 };
 
 // Of a thread, by what it does: 512 for one thread of each warpgroup. Found by trial, so that nothing spills.
-template <int M, int N, bool Normalized, bool Keep>
+template <class T, int M, int N, bool Normalized, bool Keep, bool Packed>
 struct Registers {
   using Roles = forward::Roles<M, N>;
-  static constexpr bool tall = M > 2 && N == 64;  // all rows of a state of dqk above 128 in one warpgroup
-  static constexpr int outputs = Roles::wide    ? 136
+  static constexpr bool tall = M > 2 && N == 64;        // all rows of a state of dqk above 128 in one warpgroup
+  static constexpr bool more = Packed || has_lifts<T>;  // outputs of wide states need more of them
+  static constexpr int outputs = Roles::wide    ? (more ? 144 : 136)
                                  : tall && Keep ? 128
                                  : N == 64      ? (Normalized ? 136 : 144)
                                  : M == 1       ? 160
                                                 : 144;
-  static constexpr int state = Roles::wide    ? 176
+  static constexpr int state = Roles::wide    ? (more ? 168 : 176)
                                : tall && Keep ? 216
                                : N == 64      ? (Normalized ? 200 : 184)
                                : M == 1       ? 152
@@ -72,20 +77,29 @@ struct Registers {
 struct Maps {
   CUtensorMap q, k, v, h, states;
 };
+struct PackedMaps : Maps {
+  CUtensorMap nothing;
+};
 
 struct Shape {
-  int column_tiles, items, blocks;
-  float scale, eps;             // as the grid's size, from here they take no registers (Roles::lean)
+  int column_tiles, items;
   int kept_shift, kept_chunks;  // log2 of the blocks between kept states, and how many of these a sequence has
+  int blocks;                   // the size of the grid; from here it and the next take no registers (Roles::lean)
+  float scale, eps;
+};
+struct PackedShape : Shape {
+  Units units;
+  Divider by_tiles, by_heads;
 };
 
 // The blocks of 64 tokens of one segment, and the columns.
-struct Item {
+struct DenseItem {
   int tile, head, segment, chunks, low, high;
   int sequence;
   unsigned unit;
 
-  __device__ Item(const Call<float>& call, unsigned number, int column_tiles) : unit(number) {
+  __device__ DenseItem(const Call<float>& call, const Shape& shape, unsigned number) : unit(number) {
+    const int column_tiles = shape.column_tiles;
     tile = static_cast<int>(number % column_tiles);
     number /= column_tiles;
     head = static_cast<int>(number % call.heads);
@@ -96,15 +110,47 @@ struct Item {
     low = min(segment * call.chunks_per_segment, chunks);
     high = min(low + call.chunks_per_segment, chunks);
   }
+  __device__ bool has_work() const { return low < high; }
+  // As Segment has them.
+  __device__ int map_token(const Call<float>& /*call*/) const { return 0; }
+  __device__ int map_batch(const Call<float>& /*call*/) const { return sequence; }
+  __device__ std::int64_t tokens(const Call<float>& call) const { return call.tokens; }
+};
+
+// The same of packed sequences, blocks of 64 tokens being chunks. rest: a unit without its tile.
+struct PackedItem : Segment {
+  int tile, head;
+  unsigned unit;
+
+  __device__ __forceinline__ PackedItem(const Call<float>& call, const PackedShape& shape, int segment, int rest,
+                                        int number)
+      : Segment(call, segment, block_tokens),
+        tile(number - rest * shape.column_tiles),
+        head(rest - segment * call.heads),
+        unit(static_cast<unsigned>(number)) {}
+  __device__ __forceinline__ PackedItem(const Call<float>& call, const PackedShape& shape, int rest, int number)
+      : PackedItem(call, shape, static_cast<int>(shape.by_heads.quotient(rest)), rest, number) {}
+  __device__ __forceinline__ PackedItem(const Call<float>& call, const PackedShape& shape, unsigned number)
+      : PackedItem(call, shape, static_cast<int>(shape.by_tiles.quotient(number)), static_cast<int>(number)) {}
 };
 
 // What every thread of a block knows.
-template <int M, int N, bool Normalized, bool Keep>
+template <class T, int M, int N, bool Normalized, bool Keep, bool Packed>
 struct Block {
+  using Item = std::conditional_t<Packed, PackedItem, DenseItem>;
+  using Maps = std::conditional_t<Packed, PackedMaps, forward::Maps>;
+  using Shape = std::conditional_t<Packed, PackedShape, forward::Shape>;
   using Space = forward::Space<M, N>;
-  // Wide states that are kept have room for both terms of keys in two sets of registers.
-  static constexpr auto terms = !Keep ? Terms::one : Space::wide ? Terms::two : Terms::two_in_turn;
-  using Tile = std::conditional_t<Space::wide, StateTile<M / 2, N, terms, 1, Keep ? 2 : 3>, StateTile<M, N, terms>>;
+  static constexpr bool lean = Space::lean || Packed;  // as Roles::lean; packed sequences take registers too
+  static constexpr bool lifted = has_lifts<T>;
+  static_assert(!lifted || !(Keep || Packed), "the plan leaves float16 neither");
+  // In pairs where n or a second term of keys comes with them; with 64 rows it spills.
+  static constexpr bool pairs = !lifted && (Space::wide ? Normalized || Keep : Keep && M == 2);
+  static constexpr auto terms = !Keep ? Terms::one : pairs ? Terms::two : Terms::two_in_turn;
+  // Kept states have room for both terms of keys in two sets of registers.
+  using Tile = std::conditional_t<pairs || Space::wide,
+                                  StateTile<T, Space::part_panels, N, terms, 1, Keep || lifted ? 2 : 3, pairs>,
+                                  StateTile<T, M, N, terms>>;
   static constexpr auto depth = arch::Major::depth, across = arch::Major::across;
   using Slots = Ring<Space::slots>;  // of Q and of V, which go round together
   using KeySlots = Ring<Space::k_slots>;
@@ -117,10 +163,16 @@ struct Block {
   __device__ unsigned at(int offset, int slot = 0, int step = 8) const { return space + offset + slot * step; }
   template <class Work>
   __device__ void each_item(const Work& work) const {
+    const auto take = [&](int unit) {
+      const Item it(call, shape, unit);
+      if (it.has_work()) work(it);
+    };
+    if constexpr (Packed) {
+      each_unit(call, false, shape.units, take);
+    } else {
 #pragma unroll 1
-    for (int unit = blockIdx.x; unit < shape.items; unit += Space::lean ? shape.blocks : static_cast<int>(gridDim.x)) {
-      const Item it(call, unit, shape.column_tiles);
-      if (it.low < it.high) work(it);
+      for (int unit = blockIdx.x; unit < shape.items; unit += lean ? shape.blocks : static_cast<int>(gridDim.x))
+        take(unit);
     }
   }
 
@@ -140,9 +192,14 @@ struct Block {
   // Named barriers.
   __device__ static int staged_barrier(int warpgroup) { return 3 + warpgroup; }
   __device__ static int warps_barrier(int warpgroup) { return 1 + warpgroup; }
+  static constexpr int state_barrier = 5;
 
   __device__ __forceinline__ bool is_kept(int block) const { return (block & ((1 << shape.kept_shift) - 1)) == 0; }
   __device__ __forceinline__ int kept_unit(const Item& it, int block) const {
+    if constexpr (Packed) {  // as first_chunk, with kept chunks
+      const int first = (it.start >> shape.kept_shift) / block_tokens + it.sequence;
+      return (first + (block >> shape.kept_shift)) * call.heads + it.head;
+    }
     return (it.sequence * shape.kept_chunks + (block >> shape.kept_shift)) * call.heads + it.head;
   }
 };

@@ -7,7 +7,7 @@
 namespace tfla::cuda::sm90::gradients {
 
 // Consumer W has keys and queries from 64 W on. No query before its keys sees them: consumer 1 has half the scores.
-template <class Size, int W>
+template <class T, class Size, int W>
 struct Consumer {
   using P = Plan<Size>;
   using B = Barriers<Size>;
@@ -15,6 +15,7 @@ struct Consumer {
   static constexpr unsigned own = W * half_bytes;                  // of this consumer's rows in a slot
   static constexpr unsigned query_rows = first_query * row_bytes;  // of the queries that see its keys
   static constexpr unsigned step_rows = 16 * row_bytes;            // of a step of a product along rows
+  static constexpr bool lifted = has_lifts<T>;
 
   const Work& work;
   unsigned memory;
@@ -56,7 +57,7 @@ struct Consumer {
   __device__ __forceinline__ void begin_dk(int item) {
     const unsigned dC = take(item), v = take(item + 1);
     arch::products_begin();
-    multiply_panel(dK, v, own, dC, 0, false);
+    multiply_panel<T>(dK, v, own, dC, 0, false);
     arch::products_commit();
   }
 
@@ -65,9 +66,9 @@ struct Consumer {
     const unsigned dC = slot(item_of_dC(t));
 #pragma unroll
     for (int step = 0; step < Size::dqk * 4; ++step)
-      arch::multiply<Type, Major::depth, Major::across>(dV,
-                                                        arch::tile_at(k(), step / 4 * slot_bytes + own + step % 4 * 32),
-                                                        arch::tile_at(dC, step * step_rows), step > 0);
+      arch::multiply<T, Major::depth, Major::across>(dV,
+                                                     arch::tile_at(k(), step / 4 * slot_bytes + own + step % 4 * 32),
+                                                     arch::tile_at(dC, step * step_rows), step > 0);
     arch::products_commit();
   }
 
@@ -77,18 +78,18 @@ struct Consumer {
   __device__ __forceinline__ float2 qbar() const {  // times scale / den
     return row_weights<W>(memory + P::Gates::u, memory + P::Gates::inflow);
   }
-  __device__ __forceinline__ void gate_all(const Scores& scores, Gated& gated) {
-    gate_scores<W>(scores, gated, memory + P::Gates::u, memory + P::Gates::c);
+  __device__ __forceinline__ void gate_all(const Scores& scores, Gated& gated, float lift) {
+    gate_scores<T, W>(scores, gated, memory + P::Gates::u, memory + P::Gates::c, lift);
   }
 
-  // S^T = K Q^T and dV_0 = K dC_0; P while the second is under way; dP = V_0 dH_0^T.
-  __device__ __forceinline__ void begin_panels(Scores& scores, Gated& gated, float (&dV)[32]) {
+  // S^T = K Q^T and dV_0 = K dC_0; P while the second is under way; dP = V_0 dH_0^T. lifts: of the rows of P (float16).
+  __device__ __forceinline__ void begin_panels(Scores& scores, Gated& gated, float (&dV)[32], float2& lifts) {
     arch::wait(barriers().k_full(), parity());
     arch::wait(barriers().q_full(), parity());
     arch::products_begin();
 #pragma unroll
     for (int p = 0; p < Size::dqk; ++p)
-      multiply_panel(scores, k(), p * slot_bytes + own, q(), p * slot_bytes + query_rows, p > 0);
+      multiply_panel<T>(scores, k(), p * slot_bytes + own, q(), p * slot_bytes + query_rows, p > 0);
     arch::products_commit();
     begin_dv(dV, 0);
     arch::wait(barriers().gates_full(), parity());
@@ -96,9 +97,12 @@ struct Consumer {
     arch::pin(scores);
     arch::pin(dK);
     arch::wait(barriers().dh_full(0), parity());
-    gate_all(scores, gated);
+    if constexpr (lifted)
+      lifts = gate_rows<T, W>(scores, gated, memory + P::Gates::u, memory + P::Gates::c);
+    else
+      gate_all(scores, gated, 1);
     arch::products_begin();
-    multiply_panel(scores, slot(item_of_v(0)), own, dh(), query_rows, false);
+    multiply_panel<T>(scores, slot(item_of_v(0)), own, dh(), query_rows, false);
     arch::products_commit();
     arch::products_wait<1>();
     arch::pin(dV);
@@ -107,9 +111,12 @@ struct Consumer {
   // dV = abar K dC + P^T dH panel by panel, and with it dP and dK.
   __device__ __forceinline__ void panels(Scores& scores, Gated& gated) {
     float dV[32];
-    begin_panels(scores, gated, dV);
+    float2 lifts{1, 1};
+    begin_panels(scores, gated, dV, lifts);
     const Lane<W> my;
-    const float2 weights = abar();
+    float2 weights = abar();
+    if (lifted) weights = {weights.x * lifts.x, weights.y * lifts.y};
+    const float2 lowers = inverse_powers(lifts);
 #pragma unroll
     for (int t = 0; t < Size::dhv; ++t) {
       if (t > 0) {
@@ -126,15 +133,15 @@ struct Consumer {
       arch::products_begin();
 #pragma unroll
       for (int step = 0; step < queries / 16; ++step)
-        arch::multiply<Type, Major::across>(dV, gated[step],
-                                            arch::tile_at(dh(), t * slot_bytes + query_rows + step * step_rows), true);
+        arch::multiply<T, Major::across>(dV, gated[step],
+                                         arch::tile_at(dh(), t * slot_bytes + query_rows + step * step_rows), true);
       arch::products_commit();
       if (t + 1 < Size::dhv) {
         arch::wait(barriers().dh_full(t + 1), parity());
         const unsigned dC = take(item_of_dC(t + 1)), v = take(item_of_v(t + 1));
         arch::products_begin();
-        multiply_panel(scores, v, own, dh(), (t + 1) * slot_bytes + query_rows, true);
-        multiply_panel(dK, v, own, dC, 0, true);
+        multiply_panel<T>(scores, v, own, dh(), (t + 1) * slot_bytes + query_rows, true);
+        multiply_panel<T>(dK, v, own, dC, 0, true);
         arch::products_commit();
         arch::products_wait<1>();
       } else {
@@ -144,7 +151,7 @@ struct Consumer {
       }
       arch::pin(dV);
       if (my.leads_and_stays) arch::arrive(ring_empty(item_of_v(t)));
-      stage(dV, slot(item_of_v(t)) + my.panel_row, 0, barriers().staged(t), my.leads);
+      stage<T>(dV, slot(item_of_v(t)) + my.panel_row, 0, barriers().staged(t), my.leads, lowers);
     }
   }
 
@@ -168,17 +175,25 @@ struct Consumer {
     for (int t = 0; t < Size::dhv; ++t) {
       const unsigned C = take(item_of_C(t));
       arch::products_begin();
-      multiply_panel(dQ, dh(), t * slot_bytes + own, C, 0, t > 0);
+      multiply_panel<T>(dQ, dh(), t * slot_bytes + own, C, 0, t > 0);
       arch::products_commit();
     }
     // Meanwhile the first term of dK, which is what flows out of the chunk, and dS.
-    scale_rows(dK, abar());
-    write_rows(work.outflow, arch::read_int2(memory + P::Gates::vectors), my.row, row_dots(dK, k() + my.panel_row));
+    float lift = 1;  // of dS, dK and dQ (float16)
+    if constexpr (lifted) {
+      arch::pin(scores);
+      lift = lift_of_all<W>(scores, memory + P::Gates::u, memory + P::Gates::c, memory + P::largest, parity());
+    }
+    const float lower = inverse_power(lift);
+    scale_rows(dK, lifted ? times(abar(), lift) : abar());
+    float2 flow = row_dots<T>(dK, k() + my.panel_row);
+    if (lifted) flow = times(flow, lower);
+    write_rows(work.outflow, arch::read_int2(memory + P::Gates::vectors), my.row, flow);
     arch::pin(scores);
-    gate_all(scores, gated);
+    gate_all(scores, gated, lift);
     arch::products_wait<0>();
     arch::pin(dQ);
-    scale_rows(dQ, qbar());
+    scale_rows(dQ, lifted ? times(qbar(), lift) : qbar());
     const int2 vectors = arch::read_int2(memory + P::Gates::vectors);
     __syncwarp();
     if (my.leads) {
@@ -194,21 +209,23 @@ struct Consumer {
     arch::products_begin();
 #pragma unroll
     for (int step = 0; step < queries / 16; ++step)
-      arch::multiply<Type, Major::across>(dK, gated[step],
-                                          arch::tile_at(q(), query_rows + step * step_rows, slot_bytes), true);
+      arch::multiply<T, Major::across>(dK, gated[step], arch::tile_at(q(), query_rows + step * step_rows, slot_bytes),
+                                       true);
     arch::products_commit();
     arch::named_wait(3, 2 * warpgroup);  // all of dS is there, and nobody reads dH
     arch::pin(dQ);
     arch::products_begin();
 #pragma unroll
     for (int step = 0; step < (W + 1) * half / 16; ++step)
-      arch::multiply<Type, Major::across, Major::across>(dQ, arch::tile_at(slot(item_of_ds(W)), step * step_rows),
-                                                         arch::tile_at(k(), step * step_rows, slot_bytes), true);
+      arch::multiply<T, Major::across, Major::across>(dQ, arch::tile_at(slot(item_of_ds(W)), step * step_rows),
+                                                      arch::tile_at(k(), step * step_rows, slot_bytes), true);
     arch::products_commit();
     arch::products_wait<1>();
     arch::pin(dK);
-    const float2 kdk = row_dots(dK, k() + my.panel_row);
-    stage(dK, dh() + P::dk_slot * slot_bytes + my.panel_row, slot_bytes, barriers().staged(B::dk_job), my.leads);
+    float2 kdk = row_dots<T>(dK, k() + my.panel_row);
+    if (lifted) kdk = times(kdk, lower);
+    stage<T>(dK, dh() + P::dk_slot * slot_bytes + my.panel_row, slot_bytes, barriers().staged(B::dk_job), my.leads,
+             {lower, lower});
     // Q and K of the next tile are what it waits for: they are given back before the sums with them are taken.
     std::uint32_t q_rows[Size::dqk * 4][4];
     load_rows<Size::dqk * 32>(q_rows, q() + my.panel_row);
@@ -222,9 +239,10 @@ struct Consumer {
       arch::arrive(ring_empty(item_of_ds(1)));
     }
     begin_dk(P::ring_items);
-    const float2 qdq = row_dots(dQ, q_rows);
+    float2 qdq = row_dots<T>(dQ, q_rows);
+    if (lifted) qdq = times(qdq, lower);
     arch::named_wait(1 + W, warpgroup);  // dS is read
-    stage(dQ, slot(item_of_ds(W)) + my.half_row, half_bytes, barriers().staged(B::dq_job), my.leads);
+    stage<T>(dQ, slot(item_of_ds(W)) + my.half_row, half_bytes, barriers().staged(B::dq_job), my.leads, {lower, lower});
     write_rows(work.row_sums, vectors, my.row, qdq);
     write_rows(work.column_sums, vectors, my.row, kdk);
     return vectors.y >= last_tile;

@@ -5,6 +5,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/arch/barrier.cuh"
 #include "cuda/sm90/chunks.cuh"
@@ -23,6 +24,11 @@ struct Maps {
   CUtensorMap dq;                   // of 64
   CUtensorMap C, dC;                // of all rows of a state
 };
+struct PackedMaps : Maps {
+  CUtensorMap nothing;
+};
+template <bool Packed>
+using MapsOf = std::conditional_t<Packed, PackedMaps, Maps>;
 
 // The rest of the call.
 struct Work {
@@ -30,7 +36,8 @@ struct Work {
   float* row_sums;
   float* column_sums;
   float* outflow;
-  unsigned tiles;
+  Wholes tiles;
+  int dhv;
 };
 
 // Panels of 64 columns that dqk and dhv take.
@@ -53,7 +60,8 @@ struct Plan {
   static constexpr unsigned dh = k + Size::dqk * slot_bytes;
   static constexpr unsigned ring = dh + Size::dhv * slot_bytes;
   using Gates = GatePlan<ring + ring_slots * slot_bytes>;
-  static constexpr unsigned barriers = Gates::end;
+  static constexpr unsigned largest = (Gates::end + 15) / 16 * 16;  // float16: the largest numbers of warps
+  static constexpr unsigned barriers = largest + 2 * 4 * consumer_warps;
 };
 
 // Barriers of a tile. `full` ones are waited for by consumers, `empty` ones by producers, `staged` ones by the store

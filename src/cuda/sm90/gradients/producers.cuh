@@ -11,9 +11,17 @@
 
 namespace tfla::cuda::sm90::gradients {
 
+// See nothing_map: heads of dhv up to 64 have two panels all the same.
+template <class Size, bool Packed>
+__device__ __forceinline__ const CUtensorMap* panel_map(const MapsOf<Packed>& maps, const CUtensorMap& map,
+                                                        const Work& work, int t) {
+  if constexpr (Packed && Size::dhv == 2) return t * panel < work.dhv ? &map : &maps.nothing;
+  return &map;
+}
+
 // One thread: the ring.
-template <class Size>
-__device__ __forceinline__ void load_ring(const Maps& maps, const Work& work, unsigned memory) {
+template <class Size, bool Packed>
+__device__ __forceinline__ void load_ring(const MapsOf<Packed>& maps, const Work& work, unsigned memory) {
   using P = Plan<Size>;
   constexpr unsigned state_bytes = Size::dqk * half_bytes;
   const Barriers<Size> barriers{memory + P::barriers};
@@ -32,15 +40,16 @@ __device__ __forceinline__ void load_ring(const Maps& maps, const Work& work, un
     arch::load_box(memory + P::ring + ring.slot * slot_bytes, &map, full, t * panel, 0, state);
     ring.advance();
   };
-  for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x) {
-    const Tile tile(work.chunks, index);
+  for (unsigned index = first_tile<Packed>(work.chunks, work.tiles); index < work.tiles.tiles;
+       index = tile_after<Packed>(work.chunks, work.tiles, index)) {
+    const Tile<Packed> tile(work.chunks, index);
 #pragma unroll 1
     for (int t = 0; t < Size::dhv; ++t) {
       load_state(maps.dC, tile.state, t);
       const unsigned full = next_free();
       arch::arrive_expecting(full, slot_bytes);
-      arch::load_box(memory + P::ring + ring.slot * slot_bytes, &maps.v, full, t * panel, tile.token, tile.head,
-                     tile.batch);
+      arch::load_box(memory + P::ring + ring.slot * slot_bytes, panel_map<Size, Packed>(maps, maps.v, work, t), full,
+                     t * panel, tile.token, tile.head, tile.batch);
       ring.advance();
     }
 #pragma unroll 1
@@ -54,37 +63,38 @@ __device__ __forceinline__ void load_ring(const Maps& maps, const Work& work, un
 }
 
 // One thread: what stays for a tile. Q and K are needed first; the slots through which dK leaves come last.
-template <class Size>
-__device__ __forceinline__ void load_resident(const Maps& maps, const Work& work, unsigned memory) {
+template <class Size, bool Packed>
+__device__ __forceinline__ void load_resident(const MapsOf<Packed>& maps, const Work& work, unsigned memory) {
   using P = Plan<Size>;
   const Barriers<Size> barriers{memory + P::barriers};
   unsigned parity = 1;
-  for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x, parity ^= 1) {
-    const Tile tile(work.chunks, index);
-    const auto load = [&](const CUtensorMap& map, unsigned to, unsigned full, int first, int panels) {
+  for (unsigned index = first_tile<Packed>(work.chunks, work.tiles); index < work.tiles.tiles;
+       index = tile_after<Packed>(work.chunks, work.tiles, index), parity ^= 1) {
+    const Tile<Packed> tile(work.chunks, index);
+    const auto load = [&](const CUtensorMap* map, unsigned to, unsigned full, int first, int panels) {
       arch::arrive_expecting(full, panels * slot_bytes);
 #pragma unroll 1
       for (int p = 0; p < panels; ++p)
-        arch::load_box(to + p * slot_bytes, &map, full, (first + p) * panel, tile.token, tile.head, tile.batch);
+        arch::load_box(to + p * slot_bytes, map, full, (first + p) * panel, tile.token, tile.head, tile.batch);
     };
     const auto load_dh = [&](int t) {
       arch::wait(barriers.dh_empty(t), parity);
-      load(maps.dh, memory + P::dh + t * slot_bytes, barriers.dh_full(t), t, 1);
+      load(panel_map<Size, Packed>(maps, maps.dh, work, t), memory + P::dh + t * slot_bytes, barriers.dh_full(t), t, 1);
     };
 #pragma unroll 1
     for (int t = 0; t < P::dk_slot; ++t) load_dh(t);
     arch::wait(barriers.q_empty(), parity);
-    load(maps.q, memory + P::q, barriers.q_full(), 0, Size::dqk);
+    load(&maps.q, memory + P::q, barriers.q_full(), 0, Size::dqk);
     arch::wait(barriers.k_empty(), parity);
-    load(maps.k, memory + P::k, barriers.k_full(), 0, Size::dqk);
+    load(&maps.k, memory + P::k, barriers.k_full(), 0, Size::dqk);
 #pragma unroll 1
     for (int t = P::dk_slot; t < Size::dhv; ++t) load_dh(t);
   }
 }
 
 // One thread: sends what the consumers staged, and empties the slots.
-template <class Size>
-__device__ __forceinline__ void store_results(const Maps& maps, const Work& work, unsigned memory) {
+template <class Size, bool Packed>
+__device__ __forceinline__ void store_results(const MapsOf<Packed>& maps, const Work& work, unsigned memory) {
   using P = Plan<Size>;
   using B = Barriers<Size>;
   const B barriers{memory + P::barriers};
@@ -95,8 +105,9 @@ __device__ __forceinline__ void store_results(const Maps& maps, const Work& work
     arch::wait_stores_read<0>();
   };
   unsigned parity = 0;
-  for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x, parity ^= 1) {
-    const Tile tile(work.chunks, index);
+  for (unsigned index = first_tile<Packed>(work.chunks, work.tiles); index < work.tiles.tiles;
+       index = tile_after<Packed>(work.chunks, work.tiles, index), parity ^= 1) {
+    const Tile<Packed> tile(work.chunks, index);
 #pragma unroll 1
     for (int t = 0; t < Size::dhv; ++t) {
       ring.advance();  // dC_t

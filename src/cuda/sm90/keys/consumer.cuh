@@ -7,12 +7,13 @@
 namespace tfla::cuda::sm90::keys {
 
 // Consumer W has keys and queries from 64 W on. No query before its keys sees them: consumer 1 has half the scores.
-template <int W>
+template <class T, int W, bool Packed>
 struct Consumer {
   static constexpr int first_query = W * half, queries = chunk - first_query;
   static constexpr unsigned own = W * half_bytes;                  // of this consumer's rows in a slot
   static constexpr unsigned query_rows = first_query * row_bytes;  // of the queries that see its keys
   static constexpr unsigned step_rows = 16 * row_bytes;            // of a step of a product along rows
+  static constexpr bool lifted = has_lifts<T>;
 
   const Work& work;
   unsigned memory;
@@ -48,15 +49,15 @@ struct Consumer {
     static_assert(Plan::stages == 2);
     const unsigned v = take(slot_v), dh = take(slot_dh);
     arch::products_begin();
-    multiply_panel(sums.dP, v, own, dh, query_rows, true);
+    multiply_panel<T>(sums.dP, v, own, dh, query_rows, true);
     arch::products_commit();
     const unsigned dC = take(slot_dC);
     arch::products_begin();
-    multiply_panel(sums.dK, v, own, dC, 0, true);
+    multiply_panel<T>(sums.dK, v, own, dC, 0, true);
     arch::products_commit();
     const unsigned C = take(slot_C);
     arch::products_begin();
-    multiply_panel(sums.dQ, dh, own, C, 0, true);
+    multiply_panel<T>(sums.dQ, dh, own, C, 0, true);
     arch::products_commit();
   }
 
@@ -73,40 +74,63 @@ struct Consumer {
     ++panels;
   }
 
+  // float16: C and dC come in tiles of 256 columns whose lifts differ. What dK and dQ of one are, in terms of the next
+  // one; after the last one, what they are.
+  static constexpr int state_panels = 4;
+  __device__ __forceinline__ void lower(Sums& sums, unsigned tile, int from, int to) {
+    const unsigned first =
+        work.parts.chunk_of(tile) * work.state_tiles + work.parts.part_of(tile) * work.state_columns + from;
+    const bool last = to * state_panels >= work.dhv_panels;
+    const auto by = [&](const float* lowers) {
+      const float x = lowers[first] * (last ? 1.0F : inverse_power(lowers[first + 1]));
+      return float2{x, x};
+    };
+    scale_rows(sums.dK, by(work.chunks.dstate_lowers));
+    scale_rows(sums.dQ, by(work.chunks.state_lowers));
+  }
+
   // dS = dP . D of 64 queries into shared memory, as [key][query].
-  __device__ __forceinline__ void share(const float (&dP)[half / 2], int half_of_queries) {
+  __device__ __forceinline__ void share(const float (&dP)[half / 2], int half_of_queries, float lift) {
     const Lane<W> my;
     const float2 c0 = arch::read_float2(memory + Plan::Gates::c + my.row * 8);
     const float2 c1 = arch::read_float2(memory + Plan::Gates::c + (my.row + 8) * 8);
     const int query = half_of_queries * half + my.pair;
     std::uint32_t gated[half / 16][4];
-    gate(dP, gated, memory + Plan::Gates::u + query * 8, c0, c1, my.row - query);
+    gate<T>(dP, gated, memory + Plan::Gates::u + query * 8, lifted_gate<T>(c0, lift), lifted_gate<T>(c1, lift),
+            my.row - query);
 #pragma unroll
     for (int n = 0; n < half / 16; ++n)
       arch::store_tiles((ds(half_of_queries) + my.panel_row) ^ (n << 5), gated[n][0], gated[n][1], gated[n][2],
                         gated[n][3]);
   }
 
-  // All of it, while dK and dQ of the last panel are under way.
-  __device__ __forceinline__ void share_scores(const float (&dP)[queries / 2]) {
+  // All of it, while dK and dQ of the last panel are under way. Returns its lift (float16).
+  __device__ __forceinline__ float share_scores(const float (&dP)[queries / 2]) {
     arch::wait(barriers().gates_full(), parity);
+    float lift = 1;
+    if constexpr (lifted)
+      lift = lift_of_all<W>(dP, memory + Plan::Gates::u, memory + Plan::Gates::c, memory + Plan::largest, parity);
     arch::wait(barriers().ds_empty(), parity ^ 1);
 #pragma unroll
-    for (int h = 0; h < queries / half; ++h) share(reinterpret_cast<const float(&)[half / 2]>(dP[h * half / 2]), W + h);
+    for (int h = 0; h < queries / half; ++h)
+      share(reinterpret_cast<const float(&)[half / 2]>(dP[h * half / 2]), W + h, lift);
     arch::writes_before_copies();
+    return lift;
   }
 
-  // dK = abar dK + dS^T Q, dQ = qbar dQ + dS K, and what is summed over their rows.
-  __device__ __forceinline__ void finish(unsigned tile, float (&dQ)[columns / 2], float (&dK)[columns / 2]) {
+  // dK = abar dK + dS^T Q, dQ = qbar dQ + dS K, and what is summed over their rows. Whether the tile was the last one
+  // of packed sequences.
+  __device__ __forceinline__ bool finish(unsigned tile, float (&dQ)[columns / 2], float (&dK)[columns / 2],
+                                         float lift) {
     const Lane<W> my;
     int2 vectors = arch::read_int2(memory + Plan::Gates::vectors);
-    vectors.x += static_cast<int>(work.parts.part_of(tile)) * work.chunks.heads * work.chunks.all_tokens;
+    if (!Packed) vectors.x += static_cast<int>(work.parts.part_of(tile)) * work.chunks.heads * work.chunks.all_tokens;
     scale_rows(dK, row_weights<W>(memory + Plan::Gates::c, memory + Plan::Gates::outflow));
     scale_rows(dQ, row_weights<W>(memory + Plan::Gates::u, memory + Plan::Gates::inflow));
     __syncwarp();
     if (my.leads) arch::arrive(barriers().gates_empty());
     arch::wait(barriers().k_full(), parity);
-    write_rows(work.outflow, vectors, my.row, row_dots(dK, k() + my.panel_row));
+    write_rows(work.outflow, vectors, my.row, row_dots<T>(dK, k() + my.panel_row));
     arch::wait(barriers().q_full(), parity);
     // Consumer 0 needs what it wrote of dS, consumer 1 what both did.
     if constexpr (W == 0) {
@@ -115,27 +139,36 @@ struct Consumer {
     } else {
       arch::named_wait(ds_is_written, 2 * warpgroup);
     }
+    if constexpr (lifted) {
+      scale_rows(dK, {lift, lift});
+      scale_rows(dQ, {lift, lift});
+    }
     arch::pin(dK);
     arch::pin(dQ);
     arch::products_begin();
 #pragma unroll
     for (int step = 0; step < queries / 16; ++step)
-      arch::multiply<Type, Major::depth, Major::across>(dK, arch::tile_at(ds(W + step / 4), own + step % 4 * 32),
-                                                        arch::tile_at(q(), query_rows + step * step_rows, slot_bytes),
-                                                        true);
+      arch::multiply<T, Major::depth, Major::across>(dK, arch::tile_at(ds(W + step / 4), own + step % 4 * 32),
+                                                     arch::tile_at(q(), query_rows + step * step_rows, slot_bytes),
+                                                     true);
     arch::products_commit();
 #pragma unroll
     for (int step = 0; step < (W + 1) * half / 16; ++step)
-      arch::multiply<Type, Major::across, Major::across>(dQ, arch::tile_at(ds(W), step * step_rows),
-                                                         arch::tile_at(k(), step * step_rows, slot_bytes), true);
+      arch::multiply<T, Major::across, Major::across>(dQ, arch::tile_at(ds(W), step * step_rows),
+                                                      arch::tile_at(k(), step * step_rows, slot_bytes), true);
     arch::products_commit();
     arch::products_wait<1>();
     arch::pin(dK);
     if constexpr (W == 0) arch::named_arrive(ds_is_read, 2 * warpgroup);
-    write_rows(work.column_sums, vectors, my.row, row_dots(dK, k() + my.panel_row));
+    const float lower = inverse_power(lift);
+    float2 dots = row_dots<T>(dK, k() + my.panel_row);
+    if (lifted) dots = times(dots, lower);
+    write_rows(work.column_sums, vectors, my.row, dots);
     arch::products_wait<0>();
     arch::pin(dQ);
-    write_rows(work.row_sums, vectors, my.row, row_dots(dQ, q() + my.panel_row));
+    dots = row_dots<T>(dQ, q() + my.panel_row);
+    if (lifted) dots = times(dots, lower);
+    write_rows(work.row_sums, vectors, my.row, dots);
     __syncwarp();
     if (my.leads) arch::arrive(W == 0 ? barriers().k_empty() : barriers().q_empty());
     // All products have read what results go into: consumer 0 too, whose keys have queries of consumer 1.
@@ -143,26 +176,31 @@ struct Consumer {
       arch::named_wait(own_barrier, warpgroup);
     else
       arch::named_wait(ds_is_read, 2 * warpgroup);
-    stage(dK, (W == 0 ? q() : k()) + my.panel_row, slot_bytes, barriers().dk_staged(), my.leads);
-    stage(dQ, ds(W) + my.half_row, half_bytes, barriers().dq_staged(), my.leads);
+    stage<T>(dK, (W == 0 ? q() : k()) + my.panel_row, slot_bytes, barriers().dk_staged(), my.leads, {lower, lower});
+    stage<T>(dQ, ds(W) + my.half_row, half_bytes, barriers().dq_staged(), my.leads, {lower, lower});
+    return Packed && vectors.y >= last_tile;
   }
 
   __device__ __forceinline__ void run() {
 #pragma unroll 1
-    for (unsigned tile = blockIdx.x; tile < work.parts.tiles; tile += gridDim.x, parity ^= 1) {
+    for (unsigned tile = blockIdx.x; Packed || tile < work.parts.tiles; tile += gridDim.x, parity ^= 1) {
       Sums sums;
 #pragma unroll 1
       for (int t = 1; t < work.dhv_panels; ++t) {
         multiply_next(sums);
         finish_panel(sums);
         arch::pin(sums.dP);
+        if constexpr (lifted) {
+          if (t % state_panels == 0) lower(sums, tile, t / state_panels - 1, t / state_panels);
+        }
       }
       multiply_next(sums);
       arch::products_wait<2>();
       arch::pin(sums.dP);
-      share_scores(sums.dP);
+      const float lift = share_scores(sums.dP);
       finish_panel(sums);
-      finish(tile, sums.dQ, sums.dK);
+      if constexpr (lifted) lower(sums, tile, (work.dhv_panels - 1) / state_panels, work.dhv_panels);
+      if (finish(tile, sums.dQ, sums.dK, lift)) return;
     }
   }
 };

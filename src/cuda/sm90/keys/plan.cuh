@@ -3,6 +3,8 @@
 
 #include <cuda.h>
 
+#include <type_traits>
+
 #include "cuda/arch/barrier.cuh"
 #include "cuda/sm90/chunks.cuh"
 
@@ -22,6 +24,11 @@ struct Maps {
   CUtensorMap dq, dk;       // of 64
   CUtensorMap C, dC;        // of 128 rows of a state
 };
+struct PackedMaps : Maps {
+  CUtensorMap nothing;
+};
+template <bool Packed>
+using MapsOf = std::conditional_t<Packed, PackedMaps, Maps>;
 
 // The rest of the call.
 struct Work {
@@ -31,14 +38,19 @@ struct Work {
   float* outflow;
   int dhv_panels;  // of 64 columns
   Parts parts;
+  int dqk;
+  int vectors;                     // numbers in a vector of all tokens and heads: row sums come in parts of so many
+  int state_tiles, state_columns;  // of C and dC, in all and side by side (float16)
 };
 
 // 128 columns of dqk of a chunk and head. All parts of it read V and dH.
-struct Part : Tile {
+template <bool Packed>
+struct Part : Tile<Packed> {
   int column;  // first one
 
   __device__ __forceinline__ Part(const Work& work, unsigned tile)
-      : Tile(work.chunks, work.parts.chunk_of(tile)), column(static_cast<int>(work.parts.part_of(tile)) * columns) {}
+      : Tile<Packed>(work.chunks, work.parts.chunk_of(tile)),
+        column(static_cast<int>(work.parts.part_of(tile)) * columns) {}
 };
 
 // A panel of 64 columns of dhv in shared memory.
@@ -53,7 +65,8 @@ struct Plan {
   static constexpr unsigned ds = k + column_panels * slot_bytes;  // [keys][queries], queries in halves; dQ leaves here
   static constexpr unsigned ring = ds + 2 * slot_bytes;
   using Gates = GatePlan<ring + stages * stage_bytes>;
-  static constexpr unsigned barriers = Gates::end;
+  static constexpr unsigned largest = (Gates::end + 15) / 16 * 16;  // float16: the largest numbers of warps
+  static constexpr unsigned barriers = largest + 2 * 4 * 2 * warps_of_consumer;
 };
 
 // `full` ones are waited for by consumers, `empty` ones by producers (ds_empty by consumers), `staged` ones by the

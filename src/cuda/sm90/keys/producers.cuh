@@ -8,11 +8,13 @@
 namespace tfla::cuda::sm90::keys {
 
 // One thread: panels of V, dH, dC and C.
-__device__ __forceinline__ void load_panels(const Maps& maps, const Work& work, unsigned memory) {
+template <bool Packed>
+__device__ __forceinline__ void load_panels(const MapsOf<Packed>& maps, const Work& work, unsigned memory) {
   const Barriers barriers{memory + Plan::barriers};
   Ring<Plan::stages> ring;
-  for (unsigned index = blockIdx.x; index < work.parts.tiles; index += gridDim.x) {
-    const Part tile(work, index);
+  for (unsigned index = first_tile<Packed>(work.chunks, work.parts); index < work.parts.tiles;
+       index = tile_after<Packed>(work.chunks, work.parts, index)) {
+    const Part<Packed> tile(work, index);
 #pragma unroll 1
     for (int t = 0; t < work.dhv_panels; ++t, ring.advance()) {
       const int first = ring.slot * panel_slots;
@@ -40,17 +42,24 @@ __device__ __forceinline__ void load_panels(const Maps& maps, const Work& work, 
 }
 
 // One thread: Q and K. They are needed after the panels.
-__device__ __forceinline__ void load_resident(const Maps& maps, const Work& work, unsigned memory) {
+template <bool Packed>
+__device__ __forceinline__ void load_resident(const MapsOf<Packed>& maps, const Work& work, unsigned memory) {
   const Barriers barriers{memory + Plan::barriers};
   unsigned parity = 1;
-  for (unsigned index = blockIdx.x; index < work.parts.tiles; index += gridDim.x, parity ^= 1) {
-    const Part tile(work, index);
+  for (unsigned index = first_tile<Packed>(work.chunks, work.parts); index < work.parts.tiles;
+       index = tile_after<Packed>(work.chunks, work.parts, index), parity ^= 1) {
+    const Part<Packed> tile(work, index);
+    const auto map_for = [&](const CUtensorMap& map, int column) {  // see nothing_map
+      if constexpr (Packed) return column < work.dqk ? &map : &maps.nothing;
+      return &map;
+    };
     const auto load = [&](const CUtensorMap& map, unsigned to, unsigned full, unsigned empty) {
       arch::wait(empty, parity);
       arch::arrive_expecting(full, column_panels * slot_bytes);
 #pragma unroll 1
       for (int p = 0; p < column_panels; ++p)
-        arch::load_box(to + p * slot_bytes, &map, full, tile.column + p * panel, tile.token, tile.head, tile.batch);
+        arch::load_box(to + p * slot_bytes, map_for(map, tile.column + p * panel), full, tile.column + p * panel,
+                       tile.token, tile.head, tile.batch);
     };
     load(maps.k, memory + Plan::k, barriers.k_full(), barriers.k_empty());
     load(maps.q, memory + Plan::q, barriers.q_full(), barriers.q_empty());
@@ -59,11 +68,13 @@ __device__ __forceinline__ void load_resident(const Maps& maps, const Work& work
 
 // One thread: sends what the consumers staged. dK of consumer 0 lies in the first half of Q, that of consumer 1 in the
 // second half of K.
-__device__ __forceinline__ void store_results(const Maps& maps, const Work& work, unsigned memory) {
+template <bool Packed>
+__device__ __forceinline__ void store_results(const MapsOf<Packed>& maps, const Work& work, unsigned memory) {
   const Barriers barriers{memory + Plan::barriers};
   unsigned parity = 0;
-  for (unsigned index = blockIdx.x; index < work.parts.tiles; index += gridDim.x, parity ^= 1) {
-    const Part tile(work, index);
+  for (unsigned index = first_tile<Packed>(work.chunks, work.parts); index < work.parts.tiles;
+       index = tile_after<Packed>(work.chunks, work.parts, index), parity ^= 1) {
+    const Part<Packed> tile(work, index);
     const auto store = [&](const CUtensorMap& map, unsigned from, unsigned panel_bytes, int token) {
 #pragma unroll 1
       for (int p = 0; p < column_panels; ++p)

@@ -5,22 +5,23 @@
 
 namespace tfla::cuda::sm90::states {
 
-template <Time Direction, Pass Which, int M, int N>
-struct Carrier : Block<Direction, Which, M, N> {
-  using Base = Block<Direction, Which, M, N>;
+template <class T, Time Direction, Pass Which, int M, int N, bool Packed>
+struct Carrier : Block<T, Direction, Which, M, N, Packed> {
+  using Base = Block<T, Direction, Which, M, N, Packed>;
   using Base::blocks_per_chunk;
   using Base::call;
-  using Base::column_step;
   using Base::each_item;
   using Base::empty;
   using Base::full;
   using Base::gates;
   using Base::half;
+  using Base::lifted;
   using Base::proper;
   using Base::reverse;
-  using Base::row_step;
   using Base::shape;
   using Base::space;
+  using Base::tile_of;
+  using typename Base::Item;
   using typename Base::Space;
   using typename Base::Tile;
 
@@ -28,17 +29,29 @@ struct Carrier : Block<Direction, Which, M, N> {
     const Lane at;
     Ring<Space::slots> ring;
     unsigned turn = 0, loads = 0;  // loads: parity of what came into each buffer
+    unsigned turns = 0;            // parity of states (float16)
     const auto scale = static_cast<float>(call.scale);
     each_item([&](const Item& it) {
       const int column = it.column + warpgroup * N;
       Tile tile;
       float n[M][2];
+      float lift = 1;  // of both (float16)
       start(it, column, at, tile, n);
       int k = 0;
-      for (BlockWalk<Direction> walk(it, blocks_per_chunk()); walk.more(); walk.next(), ring.advance()) {
+      for (BlockWalk<Direction, Item> walk(it, blocks_per_chunk()); walk.more(); walk.next(), ring.advance()) {
         const bool enters = walk.enters_chunk();
         const std::int64_t unit = (it.first_number + walk.chunk) * call.heads + it.head;
         if (proper && enters) {
+          float state_lift = 1;  // of the rounded state besides
+          if constexpr (lifted) {
+            state_lift = lift_of_state(largest_of_warps<4 * warpgroups>(tile.largest(), space + Space::largest, turns,
+                                                                        4 * warpgroup + at.warp, 1),
+                                       lift);
+            turns ^= 1;
+            if (warpgroup == 0 && at.warp == 0 && at.lane == 0)
+              (reverse ? call.dstate_lowers : call.state_lowers)[unit * tiles() + tile_of(it)] =
+                  inverse_power(lift) * inverse_power(state_lift);
+          }
           if (reverse) {
             const bool has_next = walk.chunk + 1 < it.chunks;
             if (k == 0 && has_next) await_c(1, loads);
@@ -46,46 +59,61 @@ struct Carrier : Block<Direction, Which, M, N> {
             const int stale = (k + 1) % 2;
             const float with_own = tile.product_with(half(k % 2, warpgroup), at);
             const float with_next = has_next ? tile.product_with(half(stale, warpgroup), at) : 0.0F;
-            store_through(unit, it, warpgroup, at, with_own, with_next, has_next);
-            tile.publish(half(stale, warpgroup), at);
+            store_through(unit, it, warpgroup, at, with_own, with_next, has_next, lift);
+            tile.publish(half(stale, warpgroup), at, state_lift);
           } else {
             arch::wait(space + Space::drained, turn ^ 1);
             turn ^= 1;
-            tile.publish(half(0, warpgroup), at);
+            tile.publish(half(0, warpgroup), at, state_lift);
           }
           arch::writes_before_copies();
           __syncwarp();
           if (at.lane == 0) arch::arrive(space + Space::staged);
-          if (column == 0) store_n(unit, it, at, n);
+          if (column == 0) store_n(unit, it, at, n, lift);
           ++k;
         }
         arch::wait(full(ring.slot), ring.phase);
         const unsigned weights = gates(ring.slot);
-        if (enters) {
-          const float decay = arch::read_float(weights + 4 * 2 * block_tokens);
+        const auto weight = [&](int t) {
+          const float2 w = arch::read_float2(weights + 4 * t);
+          if (!reverse) return w;
+          const float2 inverse = arch::read_float2(weights + 4 * (block_tokens + t));
+          return float2{scale * w.x * inverse.x, scale * w.y * inverse.y};
+        };
+        float change = 1;
+        if constexpr (lifted) {
+          const float before = lift;
+          lift = lift_of_weights(at.pair, weight);
+          change = lift * inverse_power(before);
+        }
+        if (enters || (lifted && change != 1)) {
+          float decay = enters ? arch::read_float(weights + 4 * 2 * block_tokens) : 1.0F;
+          if (lifted) decay *= change;
           tile.scale(decay);
 #pragma unroll
           for (int m = 0; m < M; ++m) n[m][0] *= decay, n[m][1] *= decay;
         }
         const unsigned slot = space + ring.slot * Space::slot_bytes;
         tile.add(
-            slot, slot + Space::x_bytes + warpgroup * Space::y_bytes, at,
+            slot + at.transposed_row(), slot + Space::x_bytes + warpgroup * Space::y_bytes, at,
             [&](int t) {
-              const float2 w = arch::read_float2(weights + 4 * t);
-              if (!reverse) return w;
-              const float2 inverse = arch::read_float2(weights + 4 * (block_tokens + t));
-              return float2{scale * w.x * inverse.x, scale * w.y * inverse.y};
+              float2 w = weight(t);
+              if (lifted) w = {w.x * lift, w.y * lift};
+              return w;
             },
             n);
         arch::products_wait<0>();
         tile.hold();
         if (at.lane == 0) arch::arrive(empty(ring.slot));
       }
-      finish(it, column, at, tile, n);
+      if constexpr (lifted) tile.scale(inverse_power(lift));
+      finish(it, column, at, tile, n, lift);
     });
   }
 
  private:
+  __device__ std::int64_t tiles() const { return static_cast<std::int64_t>(shape.row_tiles) * shape.column_tiles; }
+
   __device__ void await_c(int buffer, unsigned& loads) const {
     arch::wait(space + Space::loaded + 8 * buffer, loads >> buffer & 1);
     loads ^= 1U << buffer;
@@ -97,6 +125,7 @@ struct Carrier : Block<Direction, Which, M, N> {
 
   // Where a segment's state begins, and where the total of a piece goes.
   __device__ std::int64_t piece(const Item& it) const {
+    if constexpr (Packed) return call.boundary(it.start, proper == reverse ? it.segment : it.segment - 1, it.head);
     const int index = !proper ? it.segment : reverse ? (it.high - 1) / call.chunks_per_piece : it.segment * call.pieces;
     return (it.sequence * call.heads + it.head) * call.segments * call.pieces + index;
   }
@@ -140,13 +169,15 @@ struct Carrier : Block<Direction, Which, M, N> {
   }
 
   template <class Write>
-  __device__ void write_n(const Item& it, const Lane& at, const float (&n)[M][2], const Write& write) const {
+  __device__ void write_n(const Item& it, const Lane& at, const float (&n)[M][2], float lift,
+                          const Write& write) const {
 #pragma unroll
     for (int m = 0; m < M; ++m)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int row = it.row + 64 * m + at.row + 8 * h;
-        const float sum = reverse ? 0.0F : over_row(n[m][h]);  // dn is zero where these kernels are used
+        float sum = reverse ? 0.0F : over_row(n[m][h]);  // dn is zero where these kernels are used
+        if (lifted) sum *= inverse_power(lift);
         if (at.pair == 0 && row < call.dqk) write(row, sum);
       }
   }
@@ -159,7 +190,7 @@ struct Carrier : Block<Direction, Which, M, N> {
       for (float& x : tile.c[m]) x = 0;
     }
     if (!proper) return;
-    if (call.segments > 1) {
+    if (Packed ? (reverse ? it.high < it.chunks : it.segment > 0) : call.segments > 1) {
       const float* from = segment_state(it);
       each_pair(it, column, at, tile, [&](std::int64_t place, float& value, float& next) {
         const float2 pair = *reinterpret_cast<const float2*>(from + place);
@@ -178,24 +209,28 @@ struct Carrier : Block<Direction, Which, M, N> {
     if (!reverse && call.n0.data != nullptr) read_n(it, at, n, [&](int r) { return read(call.n0, 0, r); });
   }
 
-  __device__ void store_n(std::int64_t unit, const Item& it, const Lane& at, float (&n)[M][2]) const {
+  __device__ void store_n(std::int64_t unit, const Item& it, const Lane& at, float (&n)[M][2], float lift) const {
     float* to = (reverse ? call.dn_states : static_cast<float*>(call.n_states)) + unit * call.dqk;
-    write_n(it, at, n, [&](int r, float value) { to[r] = value; });
+    write_n(it, at, n, lift, [&](int r, float value) { to[r] = value; });
   }
 
   // See portable/states.cu for why two products.
   __device__ void store_through(std::int64_t unit, const Item& it, int warpgroup, const Lane& at, float with_own,
-                                float with_next, bool has_next) const {
+                                float with_next, bool has_next, float lift) const {
     const double decay = call.gbar[unit];
+    if constexpr (lifted) {
+      const float* lowers = call.state_lowers + unit * tiles() + tile_of(it);
+      with_own = with_own * inverse_power(lift) * lowers[0];
+      if (has_next) with_next = with_next * inverse_power(lift) * lowers[call.heads * tiles()];
+    }
     double product = has_next ? 0.5 * (decay * with_own + with_next) : decay * with_own;
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) product += __shfl_xor_sync(0xFFFFFFFFU, product, offset);
-    const int tile = it.row / row_step * shape.column_tiles + it.column / column_step;
-    const int part = (tile * warpgroups + warpgroup) * 4 + at.warp;
+    const int part = (tile_of(it) * warpgroups + warpgroup) * 4 + at.warp;
     if (at.lane == 0) call.through[unit * call.through_parts + part] = product;
   }
 
-  __device__ void finish(const Item& it, int column, const Lane& at, Tile& tile, float (&n)[M][2]) const {
+  __device__ void finish(const Item& it, int column, const Lane& at, Tile& tile, float (&n)[M][2], float lift) const {
     if (!proper) {
       float* to = segment_state(it);
       each_pair(it, column, at, tile, [&](std::int64_t place, float value, float next) {
@@ -203,7 +238,7 @@ struct Carrier : Block<Direction, Which, M, N> {
       });
       if (column != 0) return;
       float* to_n = segment_norm(it);
-      write_n(it, at, n, [&](int r, float value) { to_n[r] = value; });
+      write_n(it, at, n, lift, [&](int r, float value) { to_n[r] = value; });
       return;
     }
     if (reverse ? it.segment != 0 : it.high != it.chunks) return;
@@ -213,7 +248,8 @@ struct Carrier : Block<Direction, Which, M, N> {
     if (to_C().data != nullptr)
       each_inside(it, column, at, tile, [&](int r, int c, float& value) { write(to_C(), r, c, value); });
     const StateRows& to_n = reverse ? call.dn0 : call.n_last;
-    if (column == 0 && to_n.data != nullptr) write_n(it, at, n, [&](int r, float value) { write(to_n, 0, r, value); });
+    if (column == 0 && to_n.data != nullptr)
+      write_n(it, at, n, lift, [&](int r, float value) { write(to_n, 0, r, value); });
   }
 };
 

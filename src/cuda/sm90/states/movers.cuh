@@ -5,9 +5,9 @@
 
 namespace tfla::cuda::sm90::states {
 
-template <Time Direction, Pass Which, int M, int N>
-struct Movers : Block<Direction, Which, M, N> {
-  using Base = Block<Direction, Which, M, N>;
+template <class T, Time Direction, Pass Which, int M, int N, bool Packed>
+struct Movers : Block<T, Direction, Which, M, N, Packed> {
+  using Base = Block<T, Direction, Which, M, N, Packed>;
   using Base::blocks_per_chunk;
   using Base::call;
   using Base::each_item;
@@ -18,23 +18,36 @@ struct Movers : Block<Direction, Which, M, N> {
   using Base::maps;
   using Base::reverse;
   using Base::space;
+  using typename Base::Item;
   using typename Base::Space;
+
+  // See nothing_map.
+  __device__ __forceinline__ const CUtensorMap* map_for(const CUtensorMap& map, int column, int columns) const {
+    if constexpr (Packed) return column < columns ? &map : &maps.nothing;
+    return &map;
+  }
 
   __device__ void load_tokens() const {
     Ring<Space::slots> ring;
     each_item([&](const Item& it) {
-      for (BlockWalk<Direction> walk(it, blocks_per_chunk()); walk.more(); walk.next(), ring.advance()) {
-        const int token = walk.chunk * call.L + walk.block * block_tokens;
-        const int batch = static_cast<int>(it.sequence);
+      // Found once: the compiler puts the division between a slot's wait and its loads, which it then holds up.
+      int x_head = 0;
+      if (Packed) {
+        x_head = it.head / call.group;
+        arch::forget(x_head);
+      }
+      for (BlockWalk<Direction, Item> walk(it, blocks_per_chunk()); walk.more(); walk.next(), ring.advance()) {
+        const int token = it.map_token(call) + walk.chunk * call.L + walk.block * block_tokens;
+        const int batch = it.map_batch(call);
         const unsigned slot = space + ring.slot * Space::slot_bytes;
         arch::wait(empty(ring.slot), ring.phase ^ 1);
         arch::arrive_expecting(full(ring.slot), Space::slot_bytes);
         for (int p = 0; p < M; ++p)
-          arch::load_box(slot + p * panel_bytes, &maps.x, full(ring.slot), it.row + p * panel, token,
-                         it.head / call.group, batch);
+          arch::load_box(slot + p * panel_bytes, map_for(maps.x, it.row + p * panel, call.dqk), full(ring.slot),
+                         it.row + p * panel, token, Packed ? x_head : it.head / call.group, batch);
         for (int p = 0; p < warpgroups * N / panel; ++p)
-          arch::load_box(slot + Space::x_bytes + p * panel_bytes, &maps.y, full(ring.slot), it.column + p * panel,
-                         token, it.head, batch);
+          arch::load_box(slot + Space::x_bytes + p * panel_bytes, map_for(maps.y, it.column + p * panel, call.dhv),
+                         full(ring.slot), it.column + p * panel, token, it.head, batch);
       }
     });
   }
@@ -44,13 +57,13 @@ struct Movers : Block<Direction, Which, M, N> {
     Ring<Space::slots> ring;
     each_item([&](const Item& it) {
       const float* first = reverse ? call.qbar : call.abar;
-      for (BlockWalk<Direction> walk(it, blocks_per_chunk()); walk.more(); walk.next(), ring.advance()) {
+      for (BlockWalk<Direction, Item> walk(it, blocks_per_chunk()); walk.more(); walk.next(), ring.advance()) {
         const std::int64_t token = static_cast<std::int64_t>(walk.chunk) * call.L + walk.block * block_tokens;
-        const std::int64_t at = it.head * call.all_tokens() + it.sequence * call.tokens + token;
+        const std::int64_t at = it.head * call.all_tokens() + it.first_token(call) + token;
         arch::wait(empty(ring.slot), ring.phase ^ 1);
         const unsigned to = gates(ring.slot);
         for (int t = lane; t < block_tokens; t += 32) {
-          const bool valid = token + t < call.tokens;
+          const bool valid = token + t < it.tokens(call);
           const std::int64_t from = valid ? at + t : at;
           arch::copy_small<4>(to + 4 * t, first + from, valid);
           if (reverse) arch::copy_small<4>(to + 4 * (block_tokens + t), call.inverse + from, valid);
@@ -75,7 +88,7 @@ struct Movers : Block<Direction, Which, M, N> {
     };
     each_item([&](const Item& it) {
       const int count = it.high - it.low;
-      if (reverse) {
+      if (reverse && (!Packed || count > 0)) {
         load_c(it, it.high - 1, 0);
         if (it.high < it.chunks) load_c(it, it.high, 1);
       }

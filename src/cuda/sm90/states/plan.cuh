@@ -1,10 +1,13 @@
 // Stage `states` and its reverse-time twin on Hopper: what their roles share.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/arch/barrier.cuh"
 #include "cuda/arch/tma.cuh"
 #include "cuda/launch.h"
 #include "cuda/sm90/ring.cuh"
+#include "cuda/sm90/segment.cuh"
 #include "cuda/sm90/state_tile.cuh"
 #include "cuda/sm90/tensor_map.h"
 
@@ -33,19 +36,21 @@ struct Space {
   static constexpr int barriers = gates + slots * gate_floats * 4;
   static constexpr int full = barriers, empty = full + 8 * slots;
   static constexpr int staged = empty + 8 * slots, drained = staged + 8, loaded = drained + 8;
-  static constexpr int bytes = loaded + 8 * buffers + 1024;
+  static constexpr int largest = (loaded + 8 * buffers + 15) / 16 * 16;  // float16: the largest numbers of warps
+  static constexpr int bytes = largest + 2 * 4 * 4 * warpgroups + 1024;
+  static_assert(bytes <= 232448, "what a block may have");
 };
 
 // The blocks of 64 tokens of one segment, or piece of one, in the order of time, and the tile of the state.
-struct Item {
+struct DenseItem {
   int column, row, segment, head;       // segment: or piece
   std::int64_t sequence, first_number;  // number of the sequence's first chunk
   int chunks, low, high;                // of the sequence, of the segment
   int last_blocks;                      // blocks of the segment's last chunk
 
   template <class Real>
-  __device__ Item(const Call<Real>& call, unsigned unit, int row_tiles, int column_tiles, int row_step, int column_step,
-                  int segment_chunks) {
+  __device__ DenseItem(const Call<Real>& call, unsigned unit, int row_tiles, int column_tiles, int row_step,
+                       int column_step, int segment_chunks) {
     column = static_cast<int>(unit % column_tiles) * column_step;
     unit /= column_tiles;
     row = static_cast<int>(unit % row_tiles) * row_step;
@@ -63,10 +68,29 @@ struct Item {
     last_blocks = (last_length + block_tokens - 1) / block_tokens;
   }
   __device__ bool empty() const { return low >= high; }
+  // As Segment has them.
+  __device__ int map_token(const Call<float>& /*call*/) const { return 0; }
+  __device__ int map_batch(const Call<float>& /*call*/) const { return static_cast<int>(sequence); }
+  __device__ std::int64_t tokens(const Call<float>& call) const { return call.tokens; }
+  __device__ std::int64_t first_token(const Call<float>& call) const { return sequence * call.tokens; }
+};
+
+// The same of packed sequences, whose segments have no pieces.
+struct PackedItem : Segment {
+  int column, row, head;
+  int first_number;  // as above
+  int last_blocks;
+
+  __device__ PackedItem(const Call<float>& call, const Segment& segment, int at_column, int at_row, int of_head)
+      : Segment(segment), column(at_column), row(at_row), head(of_head), first_number(first_chunk_number(call.L)) {
+    const int last_length = high == chunks ? length - (chunks - 1) * call.L : call.L;
+    last_blocks = (last_length + block_tokens - 1) / block_tokens;
+  }
+  __device__ int first_token(const Call<float>& /*call*/) const { return start; }
 };
 
 // Walks the blocks of an item.
-template <Time Direction>
+template <Time Direction, class Item>
 struct BlockWalk {
   const Item& item;
   int per_chunk;
@@ -100,17 +124,31 @@ struct Maps {
   CUtensorMap x, y, stored, c;  // stored: where states go; c: the C of chunk starts, in reverse time
 };
 
+struct PackedMaps : Maps {
+  CUtensorMap nothing;
+};
+
 struct Shape {
   int row_tiles, column_tiles, items;
 };
+struct PackedShape : Shape {
+  Units units;
+  Divider by_rows, by_columns, by_heads;
+};
 
 // What every thread of a block knows.
-template <Time Direction, Pass Which, int M, int N>
+template <class T, Time Direction, Pass Which, int M, int N, bool Packed>
 struct Block {
+  using Item = std::conditional_t<Packed, PackedItem, DenseItem>;
+  using Maps = std::conditional_t<Packed, PackedMaps, states::Maps>;
+  using Shape = std::conditional_t<Packed, PackedShape, states::Shape>;
   using Space = states::Space<Direction, M, N>;
-  using Tile = StateTile<M, N, Which == Pass::rough_totals ? Terms::one : Terms::two>;
+  static constexpr bool lifted = has_lifts<T>;
   static constexpr bool reverse = Direction == Time::reverse;
   static constexpr bool proper = Which == Pass::proper;
+  static constexpr bool pairs = !lifted && (!proper || M == 1);
+  static constexpr auto terms = lifted || Which == Pass::rough_totals ? Terms::one : Terms::two;
+  using Tile = std::conditional_t<pairs, StateTile<T, M, N, terms, 1, 2, true>, StateTile<T, M, N, terms>>;
   static constexpr int row_step = 64 * M, column_step = warpgroups * N;
 
   const Call<float>& call;
@@ -119,18 +157,37 @@ struct Block {
   unsigned space;
 
   __device__ Item item(unsigned unit) const {
-    return {call,
-            unit,
-            shape.row_tiles,
-            shape.column_tiles,
-            row_step,
-            column_step,
-            proper ? call.chunks_per_segment : call.chunks_per_piece};
+    if constexpr (Packed) {
+      const unsigned by_columns = shape.by_columns.quotient(unit), by_rows = shape.by_rows.quotient(by_columns);
+      const unsigned number = shape.by_heads.quotient(by_rows);
+      return {call, Segment(call, number, call.L, !proper && reverse ? 1 : 0),
+              static_cast<int>(unit - by_columns * shape.column_tiles) * column_step,
+              static_cast<int>(by_columns - by_rows * shape.row_tiles) * row_step,
+              static_cast<int>(by_rows - number * call.heads)};
+    } else {
+      return {call,
+              unit,
+              shape.row_tiles,
+              shape.column_tiles,
+              row_step,
+              column_step,
+              proper ? call.chunks_per_segment : call.chunks_per_piece};
+    }
   }
-  // Totals of the segment that ends the sequence are of no use.
+  // Totals of the segment that ends the sequence are of no use. Of packed sequences those that others follow are
+  // listed, in reverse time those that come after others are taken.
   __device__ bool skips(const Item& it) const {
-    const int last = (it.chunks - 1) / call.chunks_per_segment * call.chunks_per_segment;
-    return it.empty() || (!proper && (reverse ? it.segment < call.pieces : it.low >= last));
+    if constexpr (Packed) {
+      if (proper) return !it.has_work();
+      return it.low >= it.high || (reverse ? it.segment == 0 : it.high == it.chunks);
+    } else {
+      const int last = (it.chunks - 1) / call.chunks_per_segment * call.chunks_per_segment;
+      return it.empty() || (!proper && (reverse ? it.segment < call.pieces : it.low >= last));
+    }
+  }
+  // The tile of an item among those of a state.
+  __device__ int tile_of(const Item& it) const {
+    return it.row / row_step * shape.column_tiles + it.column / column_step;
   }
   __device__ int blocks_per_chunk() const { return (call.L + block_tokens - 1) / block_tokens; }
   __device__ unsigned full(int slot) const { return space + Space::full + 8 * slot; }
@@ -142,9 +199,14 @@ struct Block {
 
   template <class Work>
   __device__ void each_item(const Work& work) const {
-    for (int unit = blockIdx.x; unit < shape.items; unit += gridDim.x) {
+    const auto take = [&](int unit) {
       const Item it = item(unit);
       if (!skips(it)) work(it);
+    };
+    if constexpr (Packed) {
+      each_unit(call, !proper, shape.units, take);
+    } else {
+      for (int unit = blockIdx.x; unit < shape.items; unit += gridDim.x) take(unit);
     }
   }
 };

@@ -3,6 +3,8 @@
 
 #include <cuda.h>
 
+#include <type_traits>
+
 #include "cuda/arch/barrier.cuh"
 #include "cuda/sm90/chunks.cuh"
 
@@ -20,21 +22,28 @@ struct Maps {
   CUtensorMap dh, dv;  // of 64
   CUtensorMap dC;      // of 64 rows
 };
+struct PackedMaps : Maps {
+  CUtensorMap nothing;
+};
+template <bool Packed>
+using MapsOf = std::conditional_t<Packed, PackedMaps, Maps>;
 
 // The rest of the call.
 struct Work {
   Chunks chunks;
   int depth;  // panels of 64 that dqk takes
   Parts parts;
+  int dhv;
+  int state_tiles, state_columns;  // of dC, in all and side by side (float16)
 };
 
 // A part of `Panels` x 64 columns of dhv of a chunk and head. All parts of it read Q and K.
-template <int Panels>
-struct Part : Tile {
+template <int Panels, bool Packed>
+struct Part : Tile<Packed> {
   int column;  // first one
 
   __device__ __forceinline__ Part(const Work& work, unsigned tile)
-      : Tile(work.chunks, work.parts.chunk_of(tile)),
+      : Tile<Packed>(work.chunks, work.parts.chunk_of(tile)),
         column(static_cast<int>(work.parts.part_of(tile)) * Panels * panel) {}
 };
 
@@ -51,22 +60,27 @@ struct Plan {
 // `full` ones are waited for by consumers, `empty` ones by producers, `staged` ones by the store warp.
 struct Barriers {
   static constexpr int ring_slots = Plan::ring_slots;
-  static constexpr int count = 4 + 2 * ring_slots;
+  static constexpr int count = 6 + 2 * ring_slots;
   unsigned base;
 
   __device__ __forceinline__ unsigned at(int index) const { return base + 8 * index; }
   __device__ __forceinline__ unsigned gates_full() const { return at(0); }
   __device__ __forceinline__ unsigned gates_empty() const { return at(1); }
-  __device__ __forceinline__ unsigned staged(int consumer) const { return at(2 + consumer); }
-  __device__ __forceinline__ unsigned ring_full(int s) const { return at(4 + s); }
-  __device__ __forceinline__ unsigned ring_empty(int s) const { return at(4 + ring_slots + s); }
+  // Tiles in turn have their own. With one panel of dqk a tile has fewer items than the ring has slots, and a second
+  // tile may be staged before the store warp has seen the first: one barrier for all would then be two phases on,
+  // which looks as if nothing had been staged.
+  __device__ __forceinline__ unsigned staged(int consumer, unsigned tile) const {
+    return at(2 + consumer) + 16 * (tile & 1);
+  }
+  __device__ __forceinline__ unsigned ring_full(int s) const { return at(6 + s); }
+  __device__ __forceinline__ unsigned ring_empty(int s) const { return at(6 + ring_slots + s); }
 
   // By one thread. Every consumer warp empties a slot; where a result leaves through it, the store warp does so in
   // place of the first of them, when the result is read.
   __device__ void init() const {
     arch::barrier_init(gates_full(), 32);
     arch::barrier_init(gates_empty(), consumer_warps);
-    for (int consumer = 0; consumer < 2; ++consumer) arch::barrier_init(staged(consumer), consumer_warps / 2);
+    for (int x = 0; x < 4; ++x) arch::barrier_init(staged(x % 2, x / 2), consumer_warps / 2);
     for (int s = 0; s < ring_slots; ++s) {
       arch::barrier_init(ring_full(s), 1);
       arch::barrier_init(ring_empty(s), consumer_warps);

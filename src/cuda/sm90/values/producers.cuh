@@ -8,8 +8,8 @@
 namespace tfla::cuda::sm90::values {
 
 // One thread: the ring.
-template <int Panels>
-__device__ __forceinline__ void load_ring(const Maps& maps, const Work& work, unsigned memory) {
+template <int Panels, bool Packed>
+__device__ __forceinline__ void load_ring(const MapsOf<Packed>& maps, const Work& work, unsigned memory) {
   const Barriers barriers{memory + Plan::barriers};
   Ring<Plan::ring_slots> ring;
   unsigned full = 0, slot = 0;
@@ -20,8 +20,13 @@ __device__ __forceinline__ void load_ring(const Maps& maps, const Work& work, un
     arch::arrive_expecting(full, bytes);
     ring.advance();
   };
-  for (unsigned index = blockIdx.x; index < work.parts.tiles; index += gridDim.x) {
-    const Part<Panels> tile(work, index);
+  const auto map_for = [&](int column, int token) {  // of dH: see nothing_map
+    if constexpr (Packed) return column < work.dhv && token < work.chunks.tokens ? &maps.dh : &maps.nothing;
+    return &maps.dh;
+  };
+  for (unsigned index = first_tile<Packed>(work.chunks, work.parts); index < work.parts.tiles;
+       index = tile_after<Packed>(work.chunks, work.parts, index)) {
+    const Part<Panels, Packed> tile(work, index);
 #pragma unroll 1
     for (int p = 0; p < work.depth; ++p) {
       next(2 * slot_bytes);
@@ -37,25 +42,26 @@ __device__ __forceinline__ void load_ring(const Maps& maps, const Work& work, un
       next(Panels * half_bytes);
 #pragma unroll 1
       for (int x = 0; x < Panels; ++x)
-        arch::load_box(slot + x * half_bytes, &maps.dh, full, tile.column + x * panel, tile.token + query, tile.head,
-                       tile.batch);
+        arch::load_box(slot + x * half_bytes, map_for(tile.column + x * panel, tile.token + query), full,
+                       tile.column + x * panel, tile.token + query, tile.head, tile.batch);
     }
   }
 }
 
 // One thread: sends what the consumers staged, each in a slot of dH, and empties the slots.
-template <int Panels>
-__device__ __forceinline__ void store_results(const Maps& maps, const Work& work, unsigned memory) {
+template <int Panels, bool Packed>
+__device__ __forceinline__ void store_results(const MapsOf<Packed>& maps, const Work& work, unsigned memory) {
   const Barriers barriers{memory + Plan::barriers};
   int slot = 0;
-  unsigned parity = 0;
-  for (unsigned index = blockIdx.x; index < work.parts.tiles; index += gridDim.x, parity ^= 1) {
-    const Part<Panels> tile(work, index);
+  unsigned turn = 0;
+  for (unsigned index = first_tile<Packed>(work.chunks, work.parts); index < work.parts.tiles;
+       index = tile_after<Packed>(work.chunks, work.parts, index), ++turn) {
+    const Part<Panels, Packed> tile(work, index);
     slot += 2 * work.depth;
 #pragma unroll 1
     for (int w = 0; w < 2; ++w, ++slot) {
       slot %= Plan::ring_slots;
-      arch::wait(barriers.staged(w), parity);
+      arch::wait(barriers.staged(w, turn), turn >> 1 & 1);
 #pragma unroll 1
       for (int x = 0; x < Panels; ++x)
         arch::store_box(memory + Plan::ring + slot * Plan::room + x * half_bytes, &maps.dv, tile.column + x * panel,

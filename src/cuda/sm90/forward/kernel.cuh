@@ -1,0 +1,146 @@
+// Stages `states` and `outputs` in one kernel on Hopper: the kernel and its launch. See forward.cu.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/arch/cluster.cuh"
+#include "cuda/launch.h"
+#include "cuda/sm90/forward/carrier.cuh"
+#include "cuda/sm90/forward/movers.cuh"
+#include "cuda/sm90/forward/outputs.cuh"
+#include "cuda/sm90/stages.h"
+
+namespace tfla::cuda::sm90 {
+
+namespace forward {
+
+template <class T, int M, int N, bool Normalized, bool Keep, bool Packed>
+__global__ void __launch_bounds__(threads, 1)
+    forward_kernel(const __grid_constant__ typename Block<T, M, N, Normalized, Keep, Packed>::Maps maps,
+                   const __grid_constant__ Call<float> call,
+                   const __grid_constant__ typename Block<T, M, N, Normalized, Keep, Packed>::Shape shape) {
+  using Space = forward::Space<M, N>;
+  using Registers = forward::Registers<T, M, N, Normalized, Keep, Packed>;
+  extern __shared__ unsigned char memory[];
+  const unsigned space = (arch::shared_address(memory) + 1023U) & ~1023U;
+  if (threadIdx.x == 0) {
+    const auto make = [&](int offset, int count, unsigned arrivals) {
+      for (int s = 0; s < count; ++s) arch::barrier_init(space + offset + 8 * s, arrivals);
+    };
+    make(Space::q_full, Space::slots * Space::parts, 1);
+    for (int s = 0; s < Space::slots; ++s)  // H leaves through the first part; the warps of outputs free the other one
+      for (int p = 0; p < Space::parts; ++p) make(Space::q_empty + 8 * (s * Space::parts + p), 1, p == 0 ? 1 : 4);
+    make(Space::k_full, Space::k_slots, 1);
+    make(Space::k_empty, Space::k_slots, 8);  // four warps of outputs, four of a state
+    make(Space::v_full, Space::slots, 1 + 32);
+    make(Space::v_empty, Space::slots, 4 + 4 * Space::carriers);
+    make(Space::c_full, Space::outputs, 4 * Space::carriers);
+    make(Space::c_empty, 1, Keep && !Space::wide ? 5 : 4);
+    arch::barriers_ready();
+  }
+  if (Space::n_rows && Normalized) {  // rows that n does not take stay zero
+    for (int at = 4 * threadIdx.x; at < Space::outputs * Space::n_bytes; at += 4 * threads)
+      arch::write_float(space + Space::n + at, 0);
+    arch::writes_before_copies();
+  }
+  __syncthreads();
+  arch::after_previous_kernel();
+  arch::let_next_kernel_start();
+  const Block<T, M, N, Normalized, Keep, Packed> block{call, maps, shape, space};
+  const int warp = static_cast<int>(threadIdx.x) / 32, warpgroup = warp / 4;
+  if (warpgroup == 0) {
+    arch::fewer_registers<Registers::movers>();
+    const Movers<T, M, N, Normalized, Keep, Packed> movers{block};
+    if (Space::wide) {
+      if (threadIdx.x == 0) movers.template load_tokens<false, true>();
+      if (threadIdx.x == 96) movers.template load_tokens<true, false>();
+    } else {
+      if (threadIdx.x == 0) movers.template load_tokens<true, true>();
+    }
+    if (warp == 1) movers.load_gates();
+    if (warp >= 2 && warp < 2 + Space::outputs) movers.store_outputs(warp - 2);
+  } else if (warpgroup == 1) {
+    arch::more_registers<Registers::outputs>();
+    Outputs<T, M, N, Normalized, Keep, Packed>{block}.template make<0>();
+  } else if (warpgroup == 2) {
+    if constexpr (Space::wide) {
+      arch::more_registers<Registers::state>();
+      Carrier<T, M, N, Normalized, Keep, Packed>{block}.template carry<0>();
+    } else {
+      arch::more_registers<Registers::outputs>();
+      Outputs<T, M, N, Normalized, Keep, Packed>{block}.template make<1>();
+    }
+  } else {
+    arch::more_registers<Registers::state>();
+    Carrier<T, M, N, Normalized, Keep, Packed>{block}.template carry<Space::carriers - 1>();
+  }
+}
+
+template <class T, int M, int N, bool Normalized, bool Keep, bool Packed>
+void launch_packing(const Call<float>& call, cudaStream_t stream) {
+  using Block = forward::Block<T, M, N, Normalized, Keep, Packed>;
+  Shape shape{};
+  shape.column_tiles = (call.dhv + N - 1) / N;
+  shape.items = static_cast<int>(call.sequences) * call.heads * call.segments * shape.column_tiles;
+  shape.blocks = std::min(shape.items, multiprocessors());
+  shape.scale = static_cast<float>(call.scale);
+  shape.eps = static_cast<float>(call.eps);
+  typename Block::Maps maps{};
+  if (Keep) {
+    while (block_tokens << shape.kept_shift < call.kept_chunk) ++shape.kept_shift;
+    shape.kept_chunks = static_cast<int>((call.tokens + call.kept_chunk - 1) / call.kept_chunk);
+    maps.states = matrix_map(call.states, call.kept_numbers() * call.heads, call.dqk, call.padded_dhv(),
+                             Space<M, N>::wide ? 16 : 64 * M);
+  }
+  maps.q = token_map(call, call.q, call.qk_heads, call.dqk, block_tokens);
+  maps.k = token_map(call, call.k, call.qk_heads, call.dqk, block_tokens);
+  maps.v = token_map(call, call.v, call.heads, call.dhv, block_tokens);
+  maps.h = token_map(call, call.h, call.heads, call.dhv, block_tokens);
+  constexpr int bytes = has_lifts<T> ? Space<M, N>::lifted_bytes : Space<M, N>::bytes;
+  static_assert(bytes <= 232448, "what a block may have");
+  const auto start = [&](const typename Block::Shape& units, int blocks) {
+    launch_chained("forward", forward_kernel<T, M, N, Normalized, Keep, Packed>, blocks, threads, bytes, stream, maps,
+                   call, units);
+  };
+  if constexpr (Packed) {
+    maps.nothing = nothing_map(call, block_tokens);
+    const Units units(call, call.heads * shape.column_tiles);
+    start({shape, units, Divider(shape.column_tiles), Divider(call.heads)}, units.blocks);
+  } else {
+    start(shape, shape.blocks);
+  }
+}
+
+template <class T, int M, int N, bool Normalized, bool Keep>
+void launch_kernel(const Call<float>& call, cudaStream_t stream) {
+  if (call.cu_seqlens == nullptr) return launch_packing<T, M, N, Normalized, Keep, false>(call, stream);
+  // Wide states of packed sequences are not kept: see keeps_hopper_states. Packed float16 is left to other kernels.
+  if constexpr (!has_lifts<T>) launch_packing<T, M, N, Normalized, Keep && M <= 2, true>(call, stream);
+}
+
+template <class T, int M, int N>
+void launch(const Call<float>& call, cudaStream_t stream) {
+  if constexpr (!has_lifts<T>) {  // of float16 no states are kept: keeps_hopper_states
+    if (call.kept_chunk > 0)
+      return call.normalized ? launch_kernel<T, M, N, true, true>(call, stream)
+                             : launch_kernel<T, M, N, false, true>(call, stream);
+  }
+  call.normalized ? launch_kernel<T, M, N, true, false>(call, stream)
+                  : launch_kernel<T, M, N, false, false>(call, stream);
+}
+
+}  // namespace forward
+
+template <class T>
+void launch_forward(const Call<float>& call, cudaStream_t stream) {
+  using forward::launch;
+  launch_segment_starts<T>(call, stream);
+  if (call.dqk > 128 && call.dhv > 64) return launch<T, 4, 128>(call, stream);
+  if constexpr (!has_lifts<T>) {  // there is no room for lifts: see takes_half
+    if (call.dqk > 128) return launch<T, 4, 64>(call, stream);
+  }
+  if (call.dqk > 64) return call.dhv > 64 ? launch<T, 2, 128>(call, stream) : launch<T, 2, 64>(call, stream);
+  return call.dhv > 64 ? launch<T, 1, 128>(call, stream) : launch<T, 1, 64>(call, stream);
+}
+
+}  // namespace tfla::cuda::sm90

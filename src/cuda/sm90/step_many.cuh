@@ -1,0 +1,156 @@
+// Stage `step` for one token of each of many states, in two launches: the scalars of all tokens with n and m, then C in
+// strips of columns. With n and m out of the way, blocks need neither each other nor the chain from the gates to the
+// first product, and can be small: less is idle while the last ones end. That saves more than the second launch costs.
+#pragma once
+
+#include "cuda/arch/cluster.cuh"
+#include "cuda/launch.h"
+#include "cuda/sm90/step_token.cuh"
+
+namespace tfla::cuda {
+
+namespace many {
+
+inline constexpr int token_threads = 128;  // a warp per state
+inline constexpr int column_groups = 16;   // threads side by side on a row of C, four columns each
+inline constexpr int row_groups = step_threads / column_groups;
+inline constexpr int ahead = 4;   // rows of a thread on their way
+inline constexpr int blocks = 3;  // on a multiprocessor
+inline constexpr int piece = Piece<float>::size;
+inline constexpr int width = column_groups * piece;
+inline constexpr int most_rows = 1024;
+
+}  // namespace many
+
+template <class T>
+__global__ void __launch_bounds__(many::token_threads) step_tokens_kernel(StepCall<float> step) {
+#if __CUDA_ARCH__ >= 900  // never launched on anything older, as everything here
+  const Call<float>& call = step.call;
+  arch::after_previous_kernel();
+  arch::let_next_kernel_start();
+  const std::int64_t unit =
+      static_cast<std::int64_t>(blockIdx.x) * (many::token_threads / warp_size) + threadIdx.x / warp_size;
+  if (unit >= call.sequences * call.heads) return;
+  const int head = static_cast<int>(unit % call.heads);
+  const Row<float> row(step, unit / call.heads);
+  if (row.slot < 0 || row.slot >= step.states) return;  // the host cannot see slots: a bad one is left alone
+  const T* q = row_of<T>(call.q, row.batch, row.token, head / call.group);
+  const T* k = row_of<T>(call.k, row.batch, row.token, head / call.group);
+  const TokenScalars<float> own = token_scalars<T>(step, row, 0, head, q, k);
+  float* n = static_cast<float*>(step.n.data) + row.slot * step.n.sequence + head * step.n.head;
+#pragma unroll 8
+  for (int r = threadIdx.x % warp_size; r < call.dqk; r += warp_size)
+    n[r] = own.decay * n[r] + own.weight * widen<float>(k[r]);
+  if (threadIdx.x % warp_size != 0) return;
+  const std::int64_t at = head * call.all_tokens() + row.packed;
+  step.decay[at] = own.decay;
+  step.weight[at] = own.weight;
+  call.inverse[at] = own.inverse;
+  static_cast<float*>(step.m.data)[row.slot * step.m.sequence + head * step.m.head] = own.m;
+#endif
+}
+
+template <class T>
+__global__ void __launch_bounds__(step_threads, many::blocks) step_strips_kernel(StepCall<float> step, int strips) {
+#if __CUDA_ARCH__ >= 900
+  using namespace many;
+  const Call<float>& call = step.call;
+  arch::after_previous_kernel();
+  arch::let_next_kernel_start();
+  const int strip = static_cast<int>(blockIdx.x % strips);
+  const unsigned unit = blockIdx.x / strips;
+  const int head = static_cast<int>(unit % call.heads);
+  const Row<float> row(step, unit / call.heads);
+  if (row.slot < 0 || row.slot >= step.states) return;
+  const int column = strip * width + threadIdx.x % column_groups * piece;
+  const int first = threadIdx.x / column_groups;
+  const int rows = column < call.dhv ? call.dqk - first : 0;  // from this thread's first one on
+  float* to =
+      static_cast<float*>(step.C.data) + row.slot * step.C.sequence + head * step.C.head + first * step.C.row + column;
+  const float* from = to;
+  const std::int64_t stride = row_groups * step.C.row;
+  __shared__ float sums[step_threads / warp_size][width];
+  __shared__ float2 factors[most_rows];  // q and k
+
+  float4 coming[ahead];
+  const auto load = [&](int base) {
+#pragma unroll
+    for (int x = 0; x < ahead; ++x) {
+      if (base + x * row_groups < rows) coming[x] = __ldcg(reinterpret_cast<const float4*>(from));
+      from += stride;
+    }
+  };
+  load(0);
+  const T* q = row_of<T>(call.q, row.batch, row.token, head / call.group);
+  const T* k = row_of<T>(call.k, row.batch, row.token, head / call.group);
+  const T* v = row_of<T>(call.v, row.batch, row.token, head) + column;
+  for (int r = threadIdx.x; r < call.dqk; r += step_threads) factors[r] = {widen<float>(q[r]), widen<float>(k[r])};
+  const std::int64_t at = head * call.all_tokens() + row.packed;
+  const float decay = __ldcg(step.decay + at), weight = __ldcg(step.weight + at);
+  float value[piece], out[piece] = {};
+#pragma unroll
+  for (int e = 0; e < piece; ++e) value[e] = rows > 0 ? widen<float>(v[e]) : 0.0F;
+  __syncthreads();
+  for (int base = 0; base < rows; base += ahead * row_groups) {
+    float4 here[ahead];
+#pragma unroll
+    for (int x = 0; x < ahead; ++x) here[x] = coming[x];
+    load(base + ahead * row_groups);
+#pragma unroll
+    for (int x = 0; x < ahead; ++x) {
+      const int r = base + x * row_groups;
+      if (r < rows) {
+        const auto [query, key] = factors[first + r];
+        const float input = weight * key;
+        float c[piece] = {here[x].x, here[x].y, here[x].z, here[x].w};
+#pragma unroll
+        for (int e = 0; e < piece; ++e) {
+          c[e] = decay * c[e] + input * value[e];
+          out[e] += query * c[e];
+        }
+        *reinterpret_cast<float4*>(to) = {c[0], c[1], c[2], c[3]};
+      }
+      to += stride;
+    }
+  }
+  // Sums over the rows: inside the warp, then over the warps.
+#pragma unroll
+  for (int e = 0; e < piece; ++e) {
+#pragma unroll
+    for (int offset = column_groups; offset < warp_size; offset *= 2)
+      out[e] += __shfl_xor_sync(0xFFFFFFFFU, out[e], offset);
+    if (threadIdx.x % warp_size < column_groups)
+      sums[threadIdx.x / warp_size][threadIdx.x % column_groups * piece + e] = out[e];
+  }
+  __syncthreads();
+  const int own = static_cast<int>(threadIdx.x);
+  if (own < min(width, call.dhv - strip * width)) {
+    float total = 0;
+    for (const auto& part : sums) total += part[own];
+    row_of<T>(call.h, row.batch, row.token, head)[strip * width + own] =
+        narrow<T>(static_cast<float>(call.scale) * total * __ldcg(call.inverse + at));
+  }
+#endif
+}
+
+inline int strips_of(const StepCall<float>& step) { return (step.call.dhv + many::width - 1) / many::width; }
+
+// One token per state, and so many states that two launches take less time than one (docs/cuda.md).
+inline bool takes_many(const StepCall<float>& step) {
+  constexpr std::int64_t enough_blocks = 2048;
+  const Call<float>& call = step.call;
+  return call.cu_seqlens == nullptr && call.tokens == 1 && call.dqk <= many::most_rows &&
+         call.sequences * call.heads * strips_of(step) >= enough_blocks;
+}
+
+template <class T>
+void launch_many(const StepCall<float>& step, cudaStream_t stream) {
+  constexpr int per_block = many::token_threads / warp_size;
+  const std::int64_t units = step.call.sequences * step.call.heads;
+  const int strips = strips_of(step);
+  launch_chained("step_tokens", step_tokens_kernel<T>, (units + per_block - 1) / per_block, many::token_threads, 0,
+                 stream, step);
+  launch_chained("step_strips", step_strips_kernel<T>, units * strips, step_threads, 0, stream, step, strips);
+}
+
+}  // namespace tfla::cuda
