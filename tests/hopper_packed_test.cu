@@ -1,0 +1,204 @@
+// Packed sequences on the kernels of Hopper.
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+#include "cuda/sm90/stages.h"
+#include "on_gpu.h"
+#include "reference/tensor.h"
+#include "reference/values.h"
+#include "support.h"
+
+namespace tfla::test {
+namespace {
+
+using reference::Case;
+using reference::gather;
+using reference::Layout;
+using reference::Problem;
+
+using Lengths = std::vector<std::int64_t>;
+
+std::vector<std::int64_t> boundaries(const Lengths& lengths) {
+  std::vector<std::int64_t> sums{0};
+  for (const std::int64_t length : lengths) sums.push_back(sums.back() + length);
+  return sums;
+}
+
+struct PackedShape {
+  Lengths lengths;
+  std::int64_t qk_heads, heads, dqk, dhv;
+  Layout layout = Layout::bthd;
+  InputGate gate = InputGate::exponential;
+  bool states = false;  // as in HopperShape
+  std::int64_t chunk = 0;
+};
+
+// Sequences that end at, before and after the end of a tile, empty ones first, last and between, and one that is long
+// enough for segments.
+const Lengths mixed{0, 65, 1000, 0, 0, 1, 128, 63, 200, 64, 0};
+const PackedShape packed_shapes[] = {
+    {{1}, 1, 1, 64, 64},
+    {{300}, 2, 2, 128, 256, Layout::bthd, InputGate::sigmoid, true},
+    {mixed, 2, 2, 128, 256, Layout::bthd, InputGate::exponential, true},
+    {mixed, 2, 2, 128, 256, Layout::bhtd, InputGate::sigmoid},
+    {mixed, 3, 3, 72, 200, Layout::fused, InputGate::exponential, true},
+    {mixed, 1, 1, 64, 96, Layout::bthd, InputGate::sigmoid, true},
+    {mixed, 2, 2, 128, 192},
+    {mixed, 2, 4, 64, 64, Layout::bthd, InputGate::exponential, true},
+    {{0, 2500, 0}, 2, 2, 128, 256, Layout::bthd, InputGate::exponential, true},
+    {{1, 3000, 700, 129}, 1, 1, 8, 8, Layout::bhtd, InputGate::sigmoid, true},
+    {{127, 129, 1, 1, 1, 511}, 9, 9, 128, 256},
+    {Lengths(200, 3), 2, 2, 64, 200, Layout::bthd, InputGate::exponential, true},
+    // Wide heads.
+    {mixed, 1, 1, 256, 128, Layout::fused, InputGate::exponential, true},
+    {mixed, 2, 2, 256, 512, Layout::bthd, InputGate::exponential, true},
+    {mixed, 3, 3, 200, 264, Layout::bhtd, InputGate::sigmoid, true},
+    {mixed, 2, 2, 64, 320, Layout::bthd, InputGate::sigmoid},
+    {{1}, 2, 2, 136, 8},
+    {{127, 129, 1, 1, 1, 511}, 9, 9, 256, 264},
+    // Longer chunks: slices of the heads.
+    {mixed, 5, 5, 128, 256, Layout::bthd, InputGate::exponential, true, 256},
+    {mixed, 7, 7, 64, 96, Layout::fused, InputGate::sigmoid, true, 512},
+    {mixed, 3, 3, 256, 512, Layout::bhtd, InputGate::exponential, true, 1024},
+    {mixed, 2, 4, 64, 64, Layout::bthd, InputGate::exponential, true, 256},
+};
+
+TEST_F(Cuda, PackedOnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  bool keep = false;
+  for (const PackedShape& shape : packed_shapes) {
+    keep = !keep;
+    Case c = gpu_case({.batch = 1,
+                       .tokens = boundaries(shape.lengths).back(),
+                       .qk_heads = shape.qk_heads,
+                       .heads = shape.heads,
+                       .dqk = shape.dqk,
+                       .dhv = shape.dhv,
+                       .dtype = DType::bfloat16});
+    c.cu_seqlens = boundaries(shape.lengths);
+    c.layout = shape.layout;
+    c.options = {.gate = shape.gate, .chunk_size = shape.chunk, .keep_states = keep};
+    c.initial_state = c.last_state_grad = shape.states;
+    check_on_hopper(c, shape.qk_heads == shape.heads);
+  }
+}
+
+// The part of a call's views that a sequence owns, as a dense call.
+template <class Args>
+void narrow_rows(Args& args, std::int64_t begin, std::int64_t length) {
+  const auto cut = [&](auto&... views) { ((views = slice(views, 1, begin, length)), ...); };
+  args.cu_seqlens = {};
+  cut(args.q, args.k, args.v, args.i, args.f);
+  if constexpr (std::is_same_v<Args, MlstmForward>)
+    cut(args.h);
+  else
+    cut(args.dh, args.dq, args.dk, args.dv, args.di, args.df);
+}
+
+// Bit for bit, which says that no sequence sees another; those of more than one segment would add up in another order.
+TEST_F(Cuda, PackedEqualsSeparateOnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  const Lengths lengths{1, 63, 0, 64, 65, 128, 200, 127, 129, 500};
+  const std::vector<std::int64_t> starts = boundaries(lengths);
+  for (const std::int64_t dqk : {64, 128, 256}) {
+    Case c = gpu_case({.batch = 1,
+                       .tokens = starts.back(),
+                       .qk_heads = 3,
+                       .heads = 3,
+                       .dqk = dqk,
+                       .dhv = 2 * dqk,
+                       .dtype = DType::bfloat16});
+    c.cu_seqlens = starts;
+    Problem problem(c);
+    EXPECT_TRUE(plan(problem.backward(), on_gpu).hopper_gradients);
+    const Snapshot packed = run_both(problem, on_gpu);
+    problem.poison();
+    for (std::size_t s = 0; s < lengths.size(); ++s) {
+      MlstmForward first = problem.forward();
+      MlstmBackward second = problem.backward();
+      narrow_rows(first, starts[s], lengths[s]);
+      narrow_rows(second, starts[s], lengths[s]);
+      const auto state = [&](auto& view) { view = slice(view, 0, static_cast<std::int64_t>(s), 1); };
+      state(first.last_state.C);
+      state(first.last_state.n);
+      state(first.last_state.m);
+      forward(first, on_gpu);
+      backward(second, on_gpu);
+    }
+    Snapshot separate = snapshot(problem.forward());
+    separate.merge(snapshot(problem.backward()));
+    EXPECT_TRUE(same_bits(packed, separate)) << label(c);
+  }
+}
+
+// The host cannot see boundaries on a GPU. Bad ones give bad results, but lead nowhere else: compute-sanitizer sees it.
+TEST_F(Cuda, BadBoundariesStayInTheTensors) {
+  Case c =
+      gpu_case({.batch = 1, .tokens = 1200, .qk_heads = 1, .heads = 1, .dqk = 64, .dhv = 96, .dtype = DType::bfloat16});
+  c.cu_seqlens = {0, 300, 600, 1200};
+  c.initial_state = true;
+  c.options.keep_states = true;
+  Problem problem(c);
+  auto* numbers = static_cast<std::int64_t*>(const_cast<void*>(problem.forward().cu_seqlens.data));
+  for (const std::vector<std::int64_t>& bad : {std::vector<std::int64_t>{0, 1200, 0, 1200},
+                                               {700, 100, 5000, -3},
+                                               {-1, 1300, 1201, 1300},
+                                               {1200, 0, 1200, 0}}) {
+    std::copy(bad.begin(), bad.end(), numbers);
+    forward(problem.forward(), on_gpu);
+    backward(problem.backward(), on_gpu);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess) << "second boundary " << bad[1];
+  }
+}
+
+// What is not a number stays in its sequence, though boxes of the accelerator would reach into the next one's rows.
+TEST_F(Cuda, NanStaysInItsSequenceOnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  const Lengths lengths{65, 100, 30, 256, 70};
+  const std::vector<std::int64_t> starts = boundaries(lengths);
+  constexpr std::int64_t heads = 2, bad = 2;
+  struct Poison {
+    double value;
+    std::int64_t dqk;
+  };
+  for (const Poison& poison : {Poison{NAN, 128}, Poison{INFINITY, 128}, Poison{NAN, 256}}) {
+    Case c = gpu_case({.batch = 1,
+                       .tokens = starts.back(),
+                       .qk_heads = heads,
+                       .heads = heads,
+                       .dqk = poison.dqk,
+                       .dhv = 2 * poison.dqk,
+                       .dtype = DType::bfloat16});
+    c.cu_seqlens = starts;
+    Problem problem(c);
+    EXPECT_TRUE(plan(problem.backward(), on_gpu).hopper_gradients);
+    const Snapshot clean = run_both(problem, on_gpu);
+    const auto spoil = [&](const TensorView& view) {
+      Values values = gather(view);
+      const std::size_t width = values.size() / static_cast<std::size_t>(starts.back());
+      std::fill(values.begin() + static_cast<std::ptrdiff_t>(width) * starts[bad],
+                values.begin() + static_cast<std::ptrdiff_t>(width) * starts[bad + 1], poison.value);
+      overwrite(view, values);
+    };
+    const MlstmBackward& args = problem.backward();
+    for (const TensorView& view : {args.q, args.k, args.v, args.i, args.f, args.dh}) spoil(view);
+    const Snapshot dirty = run_both(problem, on_gpu);
+    for (const char* name : {"h", "dq", "dk", "dv", "di", "df"}) {
+      const std::size_t width = clean.at(name).size() / static_cast<std::size_t>(starts.back());
+      for (std::size_t e = 0; e < clean.at(name).size(); ++e) {
+        const auto token = static_cast<std::int64_t>(e / width);
+        if (token >= starts[bad] && token < starts[bad + 1]) continue;
+        ASSERT_EQ(dirty.at(name)[e], clean.at(name)[e]) << name << " of token " << token;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tfla::test

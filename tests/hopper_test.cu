@@ -1,0 +1,284 @@
+// The kernels of Hopper: that they are taken, and every shape, gate and regime against the reference.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
+
+#include "cuda/sm90/stages.h"
+#include "on_gpu.h"
+#include "reference/tensor.h"
+#include "reference/values.h"
+#include "support.h"
+
+namespace tfla::test {
+
+using reference::Case;
+using reference::gather;
+using reference::Layout;
+using reference::Problem;
+using reference::Regime;
+
+Plan check_on_hopper(const Case& c, bool gradients, const std::function<void(Problem&)>& prepare) {
+  Problem problem(c);
+  if (prepare) prepare(problem);
+  if (c.last_state_grad) {
+    MlstmBackward& args = problem.backward();
+    const auto& shape = args.dlast_state.n.shape;
+    overwrite(args.dlast_state.n, Values(static_cast<std::size_t>(shape[0] * shape[1] * shape[2])));
+    args.dlast_state.n = {};
+  }
+  const reference::Judge judge(problem, true);
+  EXPECT_TRUE(plan(problem.forward(), on_gpu).hopper) << label(c);
+  EXPECT_TRUE(plan(problem.backward(), on_gpu).hopper) << label(c);
+  EXPECT_EQ(plan(problem.backward(), on_gpu).hopper_gradients, gradients) << label(c);
+  forward(problem.forward(), on_gpu);
+  backward(problem.backward(), on_gpu);
+  EXPECT_TRUE(within_bounds(judge.forward_errors(), c)) << label(c);
+  EXPECT_TRUE(within_bounds(judge.backward_errors(), c)) << label(c);
+  return plan(problem.forward(), on_gpu);
+}
+
+namespace {
+
+struct HopperShape {
+  std::int64_t batch, tokens, heads, dqk, dhv;
+  Layout layout = Layout::bthd;
+  InputGate gate = InputGate::exponential;
+  bool states = false;  // an initial state, and a gradient of C into the last one
+  std::int64_t chunk = 128;
+};
+
+// Every size the Hopper kernels are compiled for, with full and partial panels, chunks and rows of the batch.
+constexpr HopperShape hopper_shapes[] = {
+    {1, 1, 1, 64, 64},
+    {1, 128, 2, 128, 256},
+    {2, 100, 3, 72, 200, Layout::bhtd, InputGate::sigmoid},
+    {3, 1000, 2, 128, 256, Layout::bthd, InputGate::sigmoid, true},
+    {2, 1024, 3, 128, 256, Layout::bhtd, InputGate::exponential, true},
+    {1, 1000, 2, 64, 96, Layout::bhtd, InputGate::exponential, true},
+    {2, 129, 2, 64, 200, Layout::fused, InputGate::sigmoid, true},
+    {2, 1024, 1, 64, 256},
+    {4, 255, 2, 128, 64, Layout::bthd, InputGate::exponential, true},
+    {2, 300, 2, 72, 96, Layout::fused},
+    {2, 1000, 3, 128, 192, Layout::bthd, InputGate::exponential, true},
+    {1, 1024, 2, 8, 8, Layout::bthd, InputGate::sigmoid, true},
+    {2, 1000, 9, 128, 256},  // 144 tiles: more than multiprocessors
+    // Segments that are summed up in pieces.
+    {1, 16384, 40, 8, 8, Layout::bthd, InputGate::exponential, true},
+    {1, 16000, 20, 8, 136, Layout::bhtd, InputGate::sigmoid, true},
+    // Wide heads: keys by 128 columns of dqk, values by 256 of dhv.
+    {2, 1000, 2, 256, 512, Layout::bthd, InputGate::exponential, true},
+    {1, 1000, 3, 256, 512, Layout::fused, InputGate::sigmoid},
+    {2, 129, 2, 256, 256, Layout::bhtd, InputGate::sigmoid, true},
+    {3, 100, 2, 128, 512},
+    {2, 1000, 2, 64, 320, Layout::bthd, InputGate::exponential, true},
+    {2, 300, 3, 200, 264, Layout::bhtd, InputGate::exponential, true},
+    {1, 1, 2, 136, 8},
+    {2, 1000, 9, 256, 264, Layout::bthd, InputGate::sigmoid},  // 288 tiles
+    // Other chunks than 128: longer ones in slices of the heads, the last of which may be smaller.
+    {2, 300, 2, 72, 96, Layout::fused, InputGate::sigmoid, false, 64},
+    {2, 1000, 5, 128, 256, Layout::bthd, InputGate::exponential, true, 256},
+    {2, 1000, 4, 128, 256, Layout::bhtd, InputGate::sigmoid, true, 256},
+    {1, 1000, 7, 64, 96, Layout::fused, InputGate::exponential, true, 512},
+    {1, 1024, 3, 256, 512, Layout::bthd, InputGate::exponential, true, 1024},
+    {3, 500, 6, 128, 64, Layout::bthd, InputGate::sigmoid, true, 4096},
+};
+
+// float16: shorter sequences, so that the reference takes less time; no room for the kernel of tall and narrow states.
+void check_shapes_on_hopper(DType dtype) {
+  const bool half = dtype == DType::float16;
+  bool keep = false;
+  std::int64_t pieces = 1;
+  for (const HopperShape& shape : hopper_shapes) {
+    keep = !keep;
+    if (half && shape.dqk > 128 && shape.dhv <= 64) continue;
+    const bool shorter = half && shape.tokens > 300 && shape.tokens < 2000;
+    Case c = gpu_case({.batch = shape.batch,
+                       .tokens = shorter ? shape.tokens * 3 / 8 : shape.tokens,
+                       .qk_heads = shape.heads,
+                       .heads = shape.heads,
+                       .dqk = shape.dqk,
+                       .dhv = shape.dhv,
+                       .dtype = dtype});
+    c.layout = shape.layout;
+    c.options = {.gate = shape.gate, .chunk_size = shape.chunk, .keep_states = keep};
+    c.initial_state = c.last_state_grad = shape.states;
+    pieces = std::max(pieces, check_on_hopper(c, true).pieces);
+  }
+  EXPECT_GT(pieces, 1);
+}
+
+TEST_F(Cuda, GradientsOnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  check_shapes_on_hopper(DType::bfloat16);
+}
+
+TEST_F(Cuda, Float16GradientsOnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  check_shapes_on_hopper(DType::float16);
+}
+
+Case half_case(std::int64_t tokens, std::int64_t heads, std::int64_t dqk, std::int64_t dhv) {
+  return gpu_case({.batch = 1,
+                   .tokens = tokens,
+                   .qk_heads = heads,
+                   .heads = heads,
+                   .dqk = dqk,
+                   .dhv = dhv,
+                   .dtype = DType::float16});
+}
+
+// float16 has lifts in every kernel: all regimes of the gates, whose weights reach from 1e-7 to 1.
+TEST_F(Cuda, Float16OnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  struct Gates {
+    InputGate gate;
+    Normalizer normalizer;
+    std::int64_t chunk;
+    bool states;
+  };
+  constexpr Gates all_gates[] = {{InputGate::exponential, Normalizer::automatic, 128, false},
+                                 {InputGate::exponential, Normalizer::none, 64, true},
+                                 {InputGate::sigmoid, Normalizer::automatic, 256, true},
+                                 {InputGate::sigmoid, Normalizer::max, 512, false},
+                                 {InputGate::log, Normalizer::automatic, 128, true}};
+  std::size_t number = 0;
+  for (const Regime regime : reference::all_regimes) {
+    const auto check = [&](const Gates& gates, std::int64_t tokens, std::int64_t dqk) {
+      Case c = half_case(tokens, 4, dqk, 2 * dqk);
+      c.regime = regime;
+      c.options = {.gate = gates.gate, .normalizer = gates.normalizer, .chunk_size = gates.chunk};
+      c.initial_state = c.last_state_grad = gates.states;
+      check_on_hopper(c, true);
+    };
+    for (const Gates& gates : all_gates) check(gates, 300, 128);
+    check(all_gates[number++ % std::size(all_gates)], 200, 256);
+  }
+  for (const InputGate gate : {InputGate::exponential, InputGate::sigmoid}) {
+    Case c = half_case(65536, 1, 16, 24);
+    c.options.gate = gate;
+    EXPECT_GT(check_on_hopper(c, true).segments, 1);
+  }
+}
+
+// Keys, values and input gates that float16 would have no room for without lifts. dh makes up for it, so that gradients
+// have their digits.
+TEST_F(Cuda, Float16RangesOnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  struct Range {
+    double q, k, v, dh, i;
+    InputGate gate = InputGate::exponential;
+  };
+  const auto change = [](const TensorView& view, double factor, double shift) {
+    Values values = gather(view);
+    for (double& x : values) x = factor * x + shift;
+    overwrite(view, values);
+  };
+  for (const Range& range : {Range{1, 1e-3, 1e-3, 1000, 0},
+                             {1, 100, 100, 0.01, 0},
+                             {1e-2, 100, 100, 0.01, 0, InputGate::sigmoid},
+                             {1, 1e-3, 100, 1, 0},
+                             {1, 1000, 1e-2, 1, 0},
+                             {30, 30, 300, 1e-3, 0},
+                             {1, 1, 16, 16, -10},
+                             {1, 1, 1000, 100, -10, InputGate::sigmoid},
+                             {1, 1, 1000, 100, -10, InputGate::log},
+                             {1, 30, 30, 1, 20}}) {
+    for (const std::int64_t dqk : {128, 256}) {
+      Case c = half_case(dqk > 128 ? 150 : 300, 4, dqk, 2 * dqk);
+      c.regime = Regime::randn;
+      c.options.gate = range.gate;
+      SCOPED_TRACE(testing::Message() << "k " << range.k << " v " << range.v << " i " << range.i);
+      check_on_hopper(c, true, [&](Problem& problem) {
+        const MlstmBackward& args = problem.backward();
+        change(args.q, range.q, 0);
+        change(args.k, range.k, 0);
+        change(args.v, range.v, 0);
+        change(args.dh, range.dh, 0);
+        change(args.i, 1, range.i);
+      });
+    }
+  }
+}
+
+// States that forward keeps carry their errors to the end of the sequence: every regime of the gates, more heads than
+// multiprocessors have room for at a time, and dhv that takes the kernel with 64 columns to a block.
+TEST_F(Cuda, WideHeadsKeepStatesOnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  const auto check = [&](Regime regime, const MlstmShape& shape) {
+    Case c = gpu_case(shape);
+    c.regime = regime;
+    c.options.keep_states = true;
+    Problem problem(c);
+    const reference::Judge judge(problem, true);
+    EXPECT_FALSE(plan(problem.forward(), on_gpu).keeps_rows) << label(c);
+    forward(problem.forward(), on_gpu);
+    backward(problem.backward(), on_gpu);
+    EXPECT_TRUE(within_bounds(judge.forward_errors(), c)) << label(c);
+    EXPECT_TRUE(within_bounds(judge.backward_errors(), c)) << label(c);
+  };
+  const auto shape = [](std::int64_t batch, std::int64_t tokens, std::int64_t heads, std::int64_t dqk,
+                        std::int64_t dhv) {
+    return MlstmShape{.batch = batch,
+                      .tokens = tokens,
+                      .qk_heads = heads,
+                      .heads = heads,
+                      .dqk = dqk,
+                      .dhv = dhv,
+                      .dtype = DType::bfloat16};
+  };
+  for (const Regime regime : reference::all_regimes) check(regime, shape(1, 1024, 4, 256, 512));
+  check(Regime::randn, shape(2, 300, 20, 256, 512));
+  check(Regime::randn, shape(2, 300, 3, 200, 64));
+  check(Regime::randn, shape(1, 129, 2, 136, 40));
+}
+
+TEST_F(Cuda, LongerChunksNeedLessMemoryOnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  const MlstmShape shape{.batch = 8,
+                         .tokens = 8192,
+                         .qk_heads = 16,
+                         .heads = 16,
+                         .dqk = 128,
+                         .dhv = 256,
+                         .sequences = 8,
+                         .longest = 8192,
+                         .dtype = DType::bfloat16};
+  std::size_t before = std::numeric_limits<std::size_t>::max();
+  for (const std::int64_t chunk : {128, 256, 512, 1024, 2048}) {
+    const Plan chosen = plan(Operation::backward, shape, {.chunk_size = chunk, .keep_states = true}, on_gpu);
+    EXPECT_TRUE(chosen.hopper_gradients);
+    EXPECT_EQ(chosen.slices, chunk / 128);
+    EXPECT_LT(chosen.scratch_bytes + chosen.saved_bytes, before);
+    before = chosen.scratch_bytes + chosen.saved_bytes;
+  }
+}
+
+// A NaN stays in its head, though a box of the accelerator would reach into the next one's rows.
+TEST_F(Cuda, NanStaysInItsHeadOnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  Case c =
+      gpu_case({.batch = 2, .tokens = 200, .qk_heads = 3, .heads = 3, .dqk = 72, .dhv = 96, .dtype = DType::bfloat16});
+  c.options.chunk_size = 128;
+  Problem problem(c);
+  const Snapshot clean = run_both(problem, on_gpu);
+  Values v = gather(problem.forward().v);
+  for (std::int64_t column = 0; column < 96; ++column) v[static_cast<std::size_t>(5 * 3 + 1) * 96 + column] = NAN;
+  overwrite(problem.forward().v, v);
+  EXPECT_TRUE(plan(problem.backward(), on_gpu).hopper_gradients);
+  const Snapshot dirty = run_both(problem, on_gpu);
+  for (const char* name : {"dq", "dk", "dv", "di", "df"}) {
+    const std::size_t width = clean.at(name).size() / (2 * 200 * 3);
+    for (std::size_t e = 0; e < clean.at(name).size(); ++e) {
+      const std::size_t head = e / width % 3, batch = e / width / (200 * 3);
+      if (batch == 0 && head == 1) continue;
+      ASSERT_EQ(dirty.at(name)[e], clean.at(name)[e]) << name << " " << e;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tfla::test

@@ -1,0 +1,35 @@
+// What tests of the CUDA backend share.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+
+#include "support.h"
+
+namespace tfla::test {
+
+inline constexpr Execution on_gpu{.device = Device::cuda};
+
+class Cuda : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string reason = why_unavailable(Device::cuda); !reason.empty()) GTEST_SKIP() << reason;
+  }
+};
+
+[[nodiscard]] inline reference::Case gpu_case(const MlstmShape& shape) {
+  reference::Case c;
+  c.regime = reference::Regime::trained_like;
+  c.shape = shape;
+  c.device = Device::cuda;
+  return c;
+}
+
+// Runs a case against the reference, on the kernels of Hopper. A gradient of n is left to the portable ones. prepare
+// changes its inputs. Returns the plan of forward.
+Plan check_on_hopper(const reference::Case& c, bool gradients,
+                     const std::function<void(reference::Problem&)>& prepare = {});
+
+}  // namespace tfla::test
