@@ -44,12 +44,6 @@ const StepCase large_cases[] = {
     {InputGate::sigmoid, Normalizer::none, DType::bfloat16, DType::bfloat16, 2, 40, 2, 4, 128, 256, Layout::fused},
     {InputGate::exponential, Normalizer::max, DType::float64, DType::float64, 2, 30, 1, 2, 100, 130, Layout::bhtd}};
 
-// So many states that the CUDA backend takes them in another way than the few above.
-const StepCase many_states[] = {
-    {InputGate::exponential, Normalizer::max, DType::bfloat16, DType::float32, 300, 2, 1, 7, 24, 128, Layout::fused},
-    {InputGate::sigmoid, Normalizer::none, DType::float16, DType::float16, 130, 2, 4, 8, 40, 260, Layout::bthd},
-    {InputGate::exponential, Normalizer::max, DType::float32, DType::float32, 260, 2, 4, 4, 33, 132, Layout::bhtd}};
-
 Case harness_case(const StepCase& s, Device device = Device::cpu) {
   Case c;
   c.device = device;
@@ -113,6 +107,12 @@ TEST(Step, EqualsForward) {
 }
 
 #ifdef TFLA_TEST_CUDA
+// So many states that the CUDA backend takes them in another way than the few above.
+const StepCase many_states[] = {
+    {InputGate::exponential, Normalizer::max, DType::bfloat16, DType::float32, 300, 2, 1, 7, 24, 128, Layout::fused},
+    {InputGate::sigmoid, Normalizer::none, DType::float16, DType::float16, 130, 2, 4, 8, 40, 260, Layout::bthd},
+    {InputGate::exponential, Normalizer::max, DType::float32, DType::float32, 260, 2, 4, 4, 33, 132, Layout::bhtd}};
+
 TEST(StepCuda, EqualsForward) {
   if (const std::string reason = why_unavailable(Device::cuda); !reason.empty()) GTEST_SKIP() << reason;
   for (const StepCase& s : small_cases) expect_steps_equal_forward(s, Device::cuda);
