@@ -328,10 +328,9 @@ __global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, TokensPerLan
 }
 
 // All three in one kernel, for dense batches of few chunks that fit a slab. The blocks of a row are a cluster, and each
-// reads what the chunks before its own do to the max state from their blocks.
+// reads what the chunks before its own do to the max state from their blocks. Not for GPUs without clusters.
 template <class Real, class Work, int TokensPerLane>
 __global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, TokensPerLane>) gates_kernel(Call<Real> call) {
-#if __CUDA_ARCH__ >= 900  // never launched on anything older
   using Scan = ChunkScan<Real, Work, TokensPerLane>;
   __shared__ typename Scan::Slab slab;
   __shared__ MaxMap maps[heads_per_block];
@@ -381,7 +380,6 @@ __global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, TokensPerLan
   }
   __syncwarp();
   arch::cluster_wait();  // nobody reads from this block any more
-#endif
 }
 
 template <class Work, int TokensPerLane, class Real>
