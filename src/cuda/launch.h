@@ -59,6 +59,7 @@ void launch_clusters(const char* name, Kernel kernel, unsigned cluster, std::int
   config.numAttrs = !runs_sm90_code() ? 0 : cluster > 1 ? 2 : 1;
   check(cudaLaunchKernelEx(&config, kernel, args...), name);
 }
+// The same without clusters.
 template <class Kernel, class... Args>
 void launch_chained(const char* name, Kernel kernel, std::int64_t blocks, int threads, int shared_bytes,
                     cudaStream_t stream, const Args&... args) {

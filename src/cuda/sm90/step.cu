@@ -11,8 +11,6 @@ namespace tfla::cuda {
 
 namespace {
 
-constexpr int most_blocks = 8;  // in a cluster, on every GPU that has them
-
 // A block's part of the state: ColumnGroups threads side by side on a row of C, four columns each, the others on the
 // rows below. Each thread has `Ahead` rows on their way while it works on as many.
 template <int ColumnGroups, int Ahead, int Blocks>
@@ -138,20 +136,9 @@ bool launch(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream)
   using Real = typename Config<T>::Real;
   constexpr int width = Tile::column_groups * Piece<Real>::size;
   const int tiles = (step.call.dhv + width - 1) / width;
-  if (tiles > most_blocks) return false;
-  const auto kernel = step_cluster_kernel<T, Tile>;
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {static_cast<unsigned>(tiles), 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = {static_cast<unsigned>(step.call.sequences * step.call.heads * tiles), 1, 1};
-  config.blockDim = {step_threads, 1, 1};
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  check(cudaLaunchKernelEx(&config, kernel, step, tiles), "step_cluster");
+  if (tiles > static_cast<int>(most_cluster_blocks)) return false;
+  launch_clusters("step_cluster", step_cluster_kernel<T, Tile>, static_cast<unsigned>(tiles),
+                  step.call.sequences * step.call.heads * tiles, step_threads, 0, stream, step, tiles);
   return true;
 }
 

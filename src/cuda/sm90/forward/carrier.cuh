@@ -105,7 +105,7 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed> {
  private:
   // Where all rows of dqk above 128 are in registers, there are none for what follows from the thread's number. Not
   // where keys are weighted in float32, which leaves more: 0.741 ms instead of 0.802 (8 heads of 256/512, without
-  // normalizer).
+  // normalizer, on two machines).
   __device__ __forceinline__ static Lane here(const Lane& lane) {
     return Space::lean && Base::pairs ? Lane::again() : lane;
   }
