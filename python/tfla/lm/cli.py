@@ -251,13 +251,14 @@ def _bench(arguments: argparse.Namespace) -> None:
     from tfla.lm import bench
 
     rows: list[dict[str, Any]] = []
+    models = arguments.models or bench.SUBJECTS
     for size in arguments.sizes:
         options = bench.Options(
             size, context=arguments.context, batch=arguments.batch, steps=arguments.steps, compile=arguments.compile,
             fuse=arguments.fuse, checkpoint_activations=arguments.checkpoint_activations,
             device=_device(arguments.device).type, layers=arguments.layers, vocab=arguments.vocab,
         )  # fmt: skip
-        rows += bench.compare(arguments.models, options, lambda text: print(f"bench: {text}", file=sys.stderr))
+        rows += bench.compare(models, options, lambda text: print(f"bench: {text}", file=sys.stderr))
         if arguments.json:  # after every size: what is measured is kept
             arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
     print(bench.table(rows))
@@ -348,8 +349,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command("bench", _bench, "time of a training step beside the published xlstm and a Transformer")
     sub.add_argument("--sizes", type=_words, default=("160m",))
-    subjects = ("exp", "sigmoid", "xlstm", "xlstm-compiled", "transformer")
-    sub.add_argument("--models", type=_words, default=subjects, help=f"default {','.join(subjects)}")
+    sub.add_argument("--models", type=_words, help="some of exp,sigmoid,xlstm,xlstm-compiled,transformer; default all")
     sub.add_argument("--context", type=int, default=8192)
     sub.add_argument("--batch", type=int, default=8, help="rows; halved for all where it does not fit for one")
     sub.add_argument("--steps", type=int, default=5, help="timed steps, after two")
