@@ -111,7 +111,8 @@ struct DeviceMemory {
 };
 
 // v, h, dh and dv have more than 2^31 elements each; the last sequence lies beyond that mark, and must be what the same
-// tokens give in small tensors.
+// tokens give in small tensors. On Hopper kernel `values` has one panel of dqk here and hundreds of tiles to a block:
+// that is where it once hung.
 TEST_F(Cuda, TensorsBeyondTwoToThe31) {
   constexpr std::int64_t dqk = 16, dhv = 512, last = 300, tokens = (std::int64_t{1} << 31) / dhv + 1000;
   DeviceMemory q(tokens * dqk * 2), k(tokens * dqk * 2), v(tokens * dhv * 2), h(tokens * dhv * 2), dh(tokens * dhv * 2);
