@@ -11,20 +11,37 @@ namespace tfla::cuda {
 inline constexpr int warp_size = 32;
 inline constexpr double log2_e = 1.4426950408889634;
 
-__device__ __forceinline__ double read_gate(const Rows& gate, GateType type, int batch, std::int64_t token, int head) {
-  const std::int64_t at = batch * gate.batch + token * gate.token + head * gate.head;
+// with(pointer): the gate as what it is.
+template <class With>
+__device__ __forceinline__ void with_gate(const Rows& gate, GateType type, const With& with) {
   switch (type) {
-    case GateType::float32: return static_cast<const float*>(gate.data)[at];
-    case GateType::float64: return static_cast<const double*>(gate.data)[at];
-    case GateType::bfloat16: return to_float(static_cast<const __nv_bfloat16*>(gate.data)[at]);
-    case GateType::float16: return to_float(static_cast<const __half*>(gate.data)[at]);
+    case GateType::float32: return with(static_cast<const float*>(gate.data));
+    case GateType::float64: return with(static_cast<const double*>(gate.data));
+    case GateType::bfloat16: return with(static_cast<const __nv_bfloat16*>(gate.data));
+    case GateType::float16: return with(static_cast<const __half*>(gate.data));
   }
-  return 0;
+}
+template <class Work, class Gate>
+__device__ __forceinline__ Work gate_as(Gate x) {
+  if constexpr (is_16_bit<Gate>)
+    return static_cast<Work>(to_float(x));
+  else
+    return static_cast<Work>(x);
+}
+
+__device__ __forceinline__ std::int64_t gate_at(const Rows& gate, int batch, std::int64_t token, int head) {
+  return batch * gate.batch + token * gate.token + head * gate.head;
+}
+__device__ __forceinline__ double read_gate(const Rows& gate, GateType type, int batch, std::int64_t token, int head) {
+  const std::int64_t at = gate_at(gate, batch, token, head);
+  double x = 0;
+  with_gate(gate, type, [&](const auto* data) { x = gate_as<double>(data[at]); });
+  return x;
 }
 
 __device__ __forceinline__ void write_gate(const Rows& gate, GateType type, int batch, std::int64_t token, int head,
                                            double value) {
-  const std::int64_t at = batch * gate.batch + token * gate.token + head * gate.head;
+  const std::int64_t at = gate_at(gate, batch, token, head);
   switch (type) {
     case GateType::float32: static_cast<float*>(gate.data)[at] = static_cast<float>(value); break;
     case GateType::float64: static_cast<double*>(gate.data)[at] = value; break;
@@ -54,12 +71,9 @@ inline constexpr double least_log_forget = -3e4;
 template <class T>
 using GateWork = std::conditional_t<is_16_bit<T>, float, double>;
 
-// log f and log i of a token. NaN stays.
+// Gates become log f and log i. NaN stays.
 template <class Work, class Real>
-__device__ __forceinline__ void log_gates(const Call<Real>& call, int batch, std::int64_t token, int head, double& f,
-                                          double& i) {
-  auto forget = static_cast<Work>(read_gate(call.f, call.f_type, batch, token, head));
-  auto input = static_cast<Work>(read_gate(call.i, call.i_type, batch, token, head));
+__device__ __forceinline__ void take_logs(const Call<Real>& call, Work& forget, Work& input) {
   if (call.capped) {
     const auto cap = static_cast<Work>(call.cap);
     forget = cap * tanh(forget / cap);
@@ -68,6 +82,15 @@ __device__ __forceinline__ void log_gates(const Call<Real>& call, int batch, std
   if (!call.log_space) forget = log_sigmoid(forget);
   if (forget < static_cast<Work>(least_log_forget)) forget = static_cast<Work>(least_log_forget);
   if (!call.log_space && !call.exponential) input = log_sigmoid(input);
+}
+
+// log f and log i of a token.
+template <class Work, class Real>
+__device__ __forceinline__ void log_gates(const Call<Real>& call, int batch, std::int64_t token, int head, double& f,
+                                          double& i) {
+  auto forget = static_cast<Work>(read_gate(call.f, call.f_type, batch, token, head));
+  auto input = static_cast<Work>(read_gate(call.i, call.i_type, batch, token, head));
+  take_logs(call, forget, input);
   f = forget;
   i = input;
 }
@@ -86,13 +109,13 @@ struct Denominator {
   }
 };
 
-// op over this lane's value and those of the lanes before it.
-template <class Op>
+// op over this lane's value and those of the lanes before it, among as many neighbours.
+template <int Lanes = warp_size, class Op>
 __device__ __forceinline__ double warp_scan(double value, const Op& op) {
 #pragma unroll
-  for (int offset = 1; offset < warp_size; offset *= 2) {
-    const double other = __shfl_up_sync(0xFFFFFFFFU, value, offset);
-    if (threadIdx.x % warp_size >= offset) value = op(other, value);
+  for (int offset = 1; offset < Lanes; offset *= 2) {
+    const double other = __shfl_up_sync(0xFFFFFFFFU, value, offset, Lanes);
+    if (threadIdx.x % Lanes >= offset) value = op(other, value);
   }
   return value;
 }

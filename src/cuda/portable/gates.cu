@@ -91,120 +91,138 @@ __device__ double max_state(const Call<Real>& call, double m, const MaxMap& map)
   return call.exponential ? static_cast<double>(static_cast<Real>(map.b + fmax(m, map.top))) : 0.0;
 }
 
-// Kernels with one warp per chunk and head: a block has as many neighbouring heads of a chunk as warps.
+// Kernels with one warp per head: a block has as many neighbouring heads as warps, over a chunk or, where chunks are
+// half as long as a slab, over two.
 constexpr int chunk_threads = 256;
 constexpr int heads_per_block = chunk_threads / warp_size;
-// On a multiprocessor: mostly they wait.
-template <class Work, int TokensPerLane>
-constexpr int chunk_blocks = sizeof(Work) == 8    ? 2
-                             : TokensPerLane == 2 ? 4
-                                                  : 3;
+constexpr int lane_tokens = 4, slab_tokens = lane_tokens * warp_size;
+// On a multiprocessor: mostly they wait. Long: chunks may be longer than a slab.
+template <class Work, bool Long>
+constexpr int chunk_blocks = sizeof(Work) == 8 ? 2
+                             : Long            ? 3
+                                               : 4;
 
 template <class Real>
 __host__ __device__ unsigned head_groups(const Call<Real>& call) {
   return (static_cast<unsigned>(call.heads) + heads_per_block - 1) / heads_per_block;
 }
 
-// The gate scan of one chunk, in slabs. Gates are read by tokens, as they lie in memory; scanned by heads, a
-// few neighbouring tokens to a lane; and what comes of them is visited by heads again, neighbouring lanes on
-// neighbouring tokens, so that vectors are written in long stretches.
-template <class Real, class Work, int TokensPerLane>
+// Of neighbouring tokens: the sum of log f up to each, log i minus that, and the running maximum of that.
+struct LaneScan {
+  double b[lane_tokens], c[lane_tokens], top[lane_tokens];
+};
+
+// The gate scan of one chunk, in slabs, or of two in one slab. Gates are read by tokens, as they lie in memory, and
+// scanned by heads, a few neighbouring tokens to a lane: scans inside a lane cost far less than those over lanes.
+template <class Real, class Work, int Chunks>
 struct ChunkScan {
-  static constexpr int tokens_per_lane = TokensPerLane, slab = tokens_per_lane * warp_size;
-  static constexpr int row = slab + 2;  // where eight heads of two tokens lie in banks of their own
+  static constexpr int lanes = warp_size / Chunks, length = slab_tokens / Chunks;  // of a chunk, in a slab
   struct Slab {
-    double b[heads_per_block][row], c[heads_per_block][row], top[heads_per_block][row];  // first log f, log i
+    static constexpr int row = slab_tokens + 4;  // where eight heads of four tokens lie in banks of their own
+    alignas(16) Work f[heads_per_block][row];
+    alignas(16) Work i[heads_per_block][row];
+    Chunk chunks[Chunks];
   };
 
   const Call<Real>& call;
   Slab& shared;
-  std::int64_t number, unit;
+  std::int64_t first_number, number, unit;  // of the block's first chunk; of this lane's chunk, and with its head
   int first_head, warp, lane, head;
+  bool inside;  // there are such a chunk and such a head
 
-  __device__ ChunkScan(const Call<Real>& of, Slab& memory)
-      : ChunkScan(of, memory, blockIdx.x / head_groups(of), blockIdx.x % head_groups(of)) {}
-  __device__ ChunkScan(const Call<Real>& of, Slab& memory, std::int64_t chunk_number, unsigned group)
-      : call(of), shared(memory), number(chunk_number), first_head(static_cast<int>(group * heads_per_block)) {
+  // chunk_of(number): called once for each chunk of the block. There are none from `end` on.
+  template <class ChunkOf>
+  __device__ ChunkScan(const Call<Real>& of, Slab& memory, std::int64_t first, std::int64_t end, unsigned group,
+                       const ChunkOf& chunk_of)
+      : call(of), shared(memory), first_number(first), first_head(static_cast<int>(group * heads_per_block)) {
     warp = static_cast<int>(threadIdx.x) / warp_size;
     lane = static_cast<int>(threadIdx.x) % warp_size;
     head = first_head + warp;
+    number = first + lane / lanes;
     unit = number * call.heads + head;
+    inside = number < end && head < call.heads;
+    if (threadIdx.x < Chunks)
+      shared.chunks[threadIdx.x] = first + threadIdx.x < end ? chunk_of(first + threadIdx.x) : Chunk{};
+    __syncthreads();
   }
+  template <class ChunkOf>
+  __device__ ChunkScan(const Call<Real>& of, Slab& memory, const ChunkOf& chunk_of)
+      : ChunkScan(of, memory, static_cast<std::int64_t>(blockIdx.x / head_groups(of)) * Chunks, of.numbers,
+                  blockIdx.x % head_groups(of), chunk_of) {}
 
-  // visit(t, b, c, top): the sum of log f up to token t, log i - b, and the running maximum of that. Returns the map of
-  // the whole chunk. By all threads of a block; heads beyond the last have maps that change nothing.
-  template <bool Visits, class Visit>
-  __device__ __forceinline__ MaxMap run(const Chunk& chunk, const Visit& visit) {
+  [[nodiscard]] __device__ const Chunk& chunk() const { return shared.chunks[lane / lanes]; }
+  [[nodiscard]] __device__ bool leads() const { return lane % lanes == 0; }
+
+  // visit(t, scan): of this lane's tokens, t being the first of them, in its chunk. Returns the map of the whole chunk.
+  // By all threads of a block; where there is no chunk or head, maps change nothing.
+  template <bool Long, class Visit>
+  __device__ __forceinline__ MaxMap run(const Visit& visit) {
+    static_assert(!Long || Chunks == 1);
     MaxMap all;
-    for (int start = 0; start < chunk.length; start += slab) {
-      const int count = min(slab, chunk.length - start);
+    for (int start = 0; start == 0 || (Long && start < shared.chunks[0].length); start += slab_tokens) {
       if (start > 0) __syncthreads();  // the slab before is done with
-      read(chunk, start, count);
+      read(start);
       __syncthreads();
-      all = scan<Visits>(all);
-      if (Visits && head < call.heads)
-        this->visit(count, [&](int t, double b, double c, double top) { visit(start + t, b, c, top); });
+      LaneScan own;
+      all = scan(all, own);
+      visit(start + lane % lanes * lane_tokens, own);
     }
     return all;
   }
 
-  // The same for a chunk that is no longer than a slab, which stays in shared memory to be visited later.
-  __device__ __forceinline__ MaxMap whole(const Chunk& chunk) {
-    read(chunk, 0, chunk.length);
-    __syncthreads();
-    return scan<true>(MaxMap());
-  }
-  template <class Visit>
-  __device__ __forceinline__ void visit(int count, const Visit& visit) {
-    __syncwarp();
-    for (int t = lane; t < count; t += warp_size) visit(t, shared.b[warp][t], shared.c[warp][t], shared.top[warp][t]);
-  }
-
  private:
-  __device__ __forceinline__ void read(const Chunk& chunk, int start, int count) {
+  // All loads go out before the first is waited for.
+  __device__ __forceinline__ void read(int start) {
+    constexpr int rounds = slab_tokens * heads_per_block / chunk_threads;
+    constexpr int step = chunk_threads / heads_per_block;  // tokens of a round, all of one chunk
+    static_assert(length % step == 0);
+    const int h = static_cast<int>(threadIdx.x) % heads_per_block;
+    const int place = static_cast<int>(threadIdx.x) / heads_per_block;
+    Work f[rounds], i[rounds];
+    const auto load = [&](const Rows& gate, GateType type, Work beyond, Work(&to)[rounds]) {
+      with_gate(gate, type, [&](const auto* data) {
 #pragma unroll
-    for (int x = 0; x < slab * heads_per_block / chunk_threads; ++x) {
-      const int index = static_cast<int>(threadIdx.x) + x * chunk_threads;
-      const int h = index % heads_per_block, t = index / heads_per_block;
-      double f = 0, i = -INFINITY;
-      if (t < count && first_head + h < call.heads)
-        log_gates<Work>(call, chunk.batch, chunk.token + start + t, first_head + h, f, i);
-      shared.b[h][t] = f;
-      shared.c[h][t] = i;
+        for (int x = 0; x < rounds; ++x) {
+          const Chunk& chunk = shared.chunks[x * step / length];
+          const int t = start + place + x * step % length;
+          to[x] = beyond;
+          if (t < chunk.length && first_head + h < call.heads)
+            to[x] = gate_as<Work>(data[gate_at(gate, chunk.batch, chunk.token + t, first_head + h)]);
+        }
+      });
+    };
+    load(call.f, call.f_type, Work{0}, f);
+    load(call.i, call.i_type, -INFINITY, i);
+#pragma unroll
+    for (int x = 0; x < rounds; ++x) {
+      const int t = start + place + x * step % length;
+      if (t < shared.chunks[x * step / length].length) take_logs(call, f[x], i[x]);
+      shared.f[h][place + x * step] = f[x];
+      shared.i[h][place + x * step] = i[x];
     }
   }
 
-  template <bool Visits>
-  __device__ __forceinline__ MaxMap scan(const MaxMap& before) {
-    double b[tokens_per_lane], c[tokens_per_lane], top[tokens_per_lane];
-    const int first = tokens_per_lane * lane;
+  __device__ __forceinline__ MaxMap scan(const MaxMap& before, LaneScan& own) {
+    const int first = lane_tokens * lane;
 #pragma unroll
-    for (int x = 0; x < tokens_per_lane; ++x) {
-      b[x] = shared.b[warp][first + x] + (x > 0 ? b[x - 1] : 0);
-      c[x] = shared.c[warp][first + x];
-    }
-    const double sum = warp_scan(b[tokens_per_lane - 1], [](double x, double y) { return x + y; });
-    const double sum_before = __shfl_up_sync(0xFFFFFFFFU, sum, 1);
-    const double base = lane == 0 ? before.b : before.b + sum_before;
+    for (int x = 0; x < lane_tokens; ++x)
+      own.b[x] = static_cast<double>(shared.f[warp][first + x]) + (x > 0 ? own.b[x - 1] : 0);
+    const double sum = warp_scan<lanes>(own.b[lane_tokens - 1], [](double x, double y) { return x + y; });
+    const double sum_before = __shfl_up_sync(0xFFFFFFFFU, sum, 1, lanes);
+    const double base = leads() ? before.b : before.b + sum_before;
 #pragma unroll
-    for (int x = 0; x < tokens_per_lane; ++x) {
-      b[x] += base;
-      c[x] -= b[x];
-      top[x] = x > 0 ? fmax(top[x - 1], c[x]) : c[x];
+    for (int x = 0; x < lane_tokens; ++x) {
+      own.b[x] += base;
+      own.c[x] = static_cast<double>(shared.i[warp][first + x]) - own.b[x];
+      own.top[x] = x > 0 ? fmax(own.top[x - 1], own.c[x]) : own.c[x];
     }
-    const double highest = warp_scan(top[tokens_per_lane - 1], [](double x, double y) { return fmax(x, y); });
-    const double highest_before = __shfl_up_sync(0xFFFFFFFFU, highest, 1);
-    const double floor = lane == 0 ? before.top : fmax(before.top, highest_before);
+    const double highest = warp_scan<lanes>(own.top[lane_tokens - 1], [](double x, double y) { return fmax(x, y); });
+    const double highest_before = __shfl_up_sync(0xFFFFFFFFU, highest, 1, lanes);
+    const double floor = leads() ? before.top : fmax(before.top, highest_before);
 #pragma unroll
-    for (int x = 0; x < tokens_per_lane; ++x) {
-      top[x] = fmax(top[x], floor);
-      if (!Visits) continue;
-      shared.b[warp][first + x] = b[x];
-      shared.c[warp][first + x] = c[x];
-      shared.top[warp][first + x] = top[x];
-    }
-    return {__shfl_sync(0xFFFFFFFFU, b[tokens_per_lane - 1], warp_size - 1),
-            __shfl_sync(0xFFFFFFFFU, top[tokens_per_lane - 1], warp_size - 1)};
+    for (double& top : own.top) top = fmax(top, floor);
+    return {__shfl_sync(0xFFFFFFFFU, own.b[lane_tokens - 1], lanes - 1, lanes),
+            __shfl_sync(0xFFFFFFFFU, own.top[lane_tokens - 1], lanes - 1, lanes)};
   }
 };
 
@@ -221,38 +239,68 @@ struct ChunkEnds {
   double m_start, m_end, b_last;
 };
 
-// What matrix kernels read of token t, by where the vectors of its chunk and head begin.
-template <class Real>
-__device__ __forceinline__ void write_vectors(const Call<Real>& call, std::int64_t at, const ChunkEnds& ends, double b,
-                                              double c, double top) {
-  const double u = call.exponential ? -fmax(ends.m_start, top) : b;  // b - m, but not as that difference: it rounds
-  as_exponent(u, call.u[at]);
-  as_exponent(c, call.log_c[at]);
-  call.qbar[at] = exponential(u + ends.m_start, Real{});
-  call.abar[at] = exponential(ends.b_last + c - ends.m_end, Real{});
-  if (!call.normalized && call.h.data != nullptr) {  // backward has them from forward, or makes them
-    call.inverse[at] = 1;
-    call.slope[at] = 0;
+// x of neighbouring tokens, in pieces of 16 bytes where they begin on one.
+template <class V, class ValueOf>
+__device__ __forceinline__ void write_tokens(V* to, int tokens, bool whole, const ValueOf& value_of) {
+  V x[lane_tokens];
+#pragma unroll
+  for (int t = 0; t < lane_tokens; ++t) x[t] = value_of(t);
+  constexpr int pieces = static_cast<int>(sizeof(x) / sizeof(float4));
+  if (whole) {
+    float4 piece[pieces];
+    memcpy(piece, x, sizeof(x));
+#pragma unroll
+    for (int p = 0; p < pieces; ++p) reinterpret_cast<float4*>(to)[p] = piece[p];
+    return;
   }
-  if (call.floor != nullptr) call.floor[at] = exponential(u - b, Real{});
-  if (call.c != nullptr) call.c[at] = c;
+#pragma unroll
+  for (int t = 0; t < lane_tokens; ++t)
+    if (t < tokens) to[t] = x[t];
+}
+
+// What matrix kernels read of some neighbouring tokens, by where their vectors begin.
+template <class Real>
+__device__ __forceinline__ void write_vectors(const Call<Real>& call, std::int64_t at, int tokens,
+                                              const ChunkEnds& ends, const LaneScan& scan) {
+  using Log = typename Call<Real>::Log;
+  if (tokens <= 0) return;
+  const bool whole = tokens >= lane_tokens && at % lane_tokens == 0;
+  const auto write = [&](auto* to, const auto& value_of) { write_tokens(to + at, tokens, whole, value_of); };
+  const auto exponent = [](double x) {
+    Log log;
+    as_exponent(x, log);
+    return log;
+  };
+  double u[lane_tokens];  // b - m, but not as that difference: it rounds
+#pragma unroll
+  for (int t = 0; t < lane_tokens; ++t) u[t] = call.exponential ? -fmax(ends.m_start, scan.top[t]) : scan.b[t];
+  write(call.u, [&](int t) { return exponent(u[t]); });
+  write(call.log_c, [&](int t) { return exponent(scan.c[t]); });
+  write(call.qbar, [&](int t) { return exponential(u[t] + ends.m_start, Real{}); });
+  write(call.abar, [&](int t) { return exponential(ends.b_last + scan.c[t] - ends.m_end, Real{}); });
+  if (!call.normalized && call.h.data != nullptr) {  // backward has them from forward, or makes them
+    write(call.inverse, [](int) { return Real{1}; });
+    write(call.slope, [](int) { return Real{0}; });
+  }
+  if (call.floor != nullptr) write(call.floor, [&](int t) { return exponential(u[t] - scan.b[t], Real{}); });
+  if (call.c != nullptr) write(call.c, [&](int t) { return scan.c[t]; });
 }
 
 // The chunk table, b and top of every chunk and head, and the list of segments of packed sequences.
-template <class Real, class Work, int TokensPerLane, bool Lists>
-__global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, TokensPerLane>)
-    chunk_totals_kernel(Call<Real> call) {
-  using Scan = ChunkScan<Real, Work, TokensPerLane>;
+template <class Real, class Work, int Chunks, bool Long, bool Lists>
+__global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, Long>) chunk_totals_kernel(Call<Real> call) {
+  using Scan = ChunkScan<Real, Work, Chunks>;
   __shared__ typename Scan::Slab slab;
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
-  Scan scan(call, slab);
-  const Chunk chunk = chunk_at(call, scan.number);
-  const MaxMap total = scan.template run<false>(chunk, [](int, double, double, double) {});
-  if (threadIdx.x == 0 && scan.first_head == 0) call.chunks[scan.number] = chunk;
-  if (Lists && scan.number < call.sequences && scan.first_head == 0 && scan.warp == 0)
-    list_parts(call, static_cast<int>(scan.number));
-  if (scan.lane != 0 || scan.head >= call.heads) return;
+  Scan scan(call, slab, [&](std::int64_t number) { return chunk_at(call, number); });
+  const MaxMap total = scan.template run<Long>([](int, const LaneScan&) {});
+  if (scan.first_head == 0 && scan.warp < Chunks) {
+    const std::int64_t number = scan.first_number + scan.warp;
+    if (scan.lane == 0 && number < call.numbers) call.chunks[number] = slab.chunks[scan.warp];
+    if (Lists && number < call.sequences) list_parts(call, static_cast<int>(number));
+  }
+  if (!scan.leads() || !scan.inside) return;
   call.b_last[scan.unit] = total.b;
   call.m_end[scan.unit] = total.top;  // until sequence_scan puts m there
 }
@@ -310,95 +358,116 @@ __global__ void __launch_bounds__(scan_threads) sequence_scan_kernel(Call<Real> 
 
 // The vectors that matrix kernels read. The scan inside the chunk is done again rather than kept, which would take
 // 24 bytes of scratch per token and head.
-template <class Real, class Work, int TokensPerLane>
-__global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, TokensPerLane>)
-    gate_vectors_kernel(Call<Real> call) {
-  using Scan = ChunkScan<Real, Work, TokensPerLane>;
+template <class Real, class Work, int Chunks, bool Long>
+__global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, Long>) gate_vectors_kernel(Call<Real> call) {
+  using Scan = ChunkScan<Real, Work, Chunks>;
   __shared__ typename Scan::Slab slab;
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
-  Scan scan(call, slab);
-  const Chunk chunk = call.chunks[scan.number];
-  if (chunk.length == 0) return;
-  const std::int64_t at = call.vector(chunk, scan.head);
-  const std::int64_t unit = min(scan.unit, call.numbers * call.heads - 1);  // heads beyond the last visit nothing
-  const ChunkEnds ends{call.m_start[unit], call.m_end[unit], call.b_last[unit]};
-  scan.template run<true>(chunk,
-                          [&](int t, double b, double c, double top) { write_vectors(call, at + t, ends, b, c, top); });
+  Scan scan(call, slab, [&](std::int64_t number) { return call.chunks[number]; });
+  ChunkEnds ends{};
+  if (scan.inside) ends = {call.m_start[scan.unit], call.m_end[scan.unit], call.b_last[scan.unit]};
+  const std::int64_t at = call.vector(scan.chunk(), scan.head);
+  const int tokens = scan.inside ? scan.chunk().length : 0;
+  scan.template run<Long>([&](int t, const LaneScan& own) { write_vectors(call, at + t, tokens - t, ends, own); });
 }
 
 // All three in one kernel, for dense batches of few chunks that fit a slab. The blocks of a row are a cluster, and each
 // reads what the chunks before its own do to the max state from their blocks. Not for GPUs without clusters.
-template <class Real, class Work, int TokensPerLane>
-__global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, TokensPerLane>) gates_kernel(Call<Real> call) {
-  using Scan = ChunkScan<Real, Work, TokensPerLane>;
+template <int Chunks>
+constexpr int most_cluster_chunks = static_cast<int>(most_cluster_blocks) * Chunks;
+
+template <class Real, class Work, int Chunks>
+__global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, false>)
+    gates_kernel(Call<Real> call, unsigned blocks) {
+  using Scan = ChunkScan<Real, Work, Chunks>;
   __shared__ typename Scan::Slab slab;
-  __shared__ MaxMap maps[heads_per_block];
+  __shared__ MaxMap maps[heads_per_block][Chunks];
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
-  const auto chunks = static_cast<unsigned>(call.chunks_per_row);
-  const unsigned cluster = blockIdx.x / chunks, x = blockIdx.x % chunks, groups = head_groups(call);
-  Scan scan(call, slab, static_cast<std::int64_t>(cluster / groups) * chunks + x, cluster % groups);
-  const Chunk chunk = chunk_at(call, scan.number);
-  if (threadIdx.x == 0 && scan.first_head == 0) call.chunks[scan.number] = chunk;
-  const MaxMap own = scan.whole(chunk);
-  if (scan.lane == 0) maps[scan.warp] = own;
+  const unsigned cluster = blockIdx.x / blocks, groups = head_groups(call);
+  const int first = static_cast<int>(blockIdx.x % blocks) * Chunks;  // chunk in its row
+  const std::int64_t row = static_cast<std::int64_t>(cluster / groups) * call.chunks_per_row;
+  Scan scan(call, slab, row + first, row + call.chunks_per_row, cluster % groups,
+            [&](std::int64_t number) { return chunk_at(call, number); });
+  if (threadIdx.x < Chunks && scan.first_head == 0 && first + static_cast<int>(threadIdx.x) < call.chunks_per_row)
+    call.chunks[scan.first_number + threadIdx.x] = slab.chunks[threadIdx.x];
+  LaneScan own;
+  const MaxMap own_map = scan.template run<false>([&](int, const LaneScan& lane_scan) { own = lane_scan; });
+  if (scan.leads()) maps[scan.warp][scan.lane / Scan::lanes] = own_map;
+  __syncwarp();
   arch::cluster_arrive();
   arch::cluster_wait();
   // Always composed in the same order, so that the end of a chunk is the start of the next one to the last bit.
   MaxMap map;
-  if (scan.lane <= static_cast<int>(x)) {
-    const MaxMap& there = maps[scan.warp];
-    map = {arch::read_from_block(there.b, scan.lane), arch::read_from_block(there.top, scan.lane)};
+  if (scan.lane < first + Chunks) {
+    const MaxMap& there = maps[scan.warp][scan.lane % Chunks];
+    const int block = scan.lane / Chunks;
+    map = {arch::read_from_block(there.b, block), arch::read_from_block(there.top, block)};
   }
-  __syncwarp();
-  arch::cluster_arrive_relaxed();  // this block has read what it wants
 #pragma unroll
-  for (int offset = 1; offset < static_cast<int>(most_cluster_blocks); offset *= 2) {
+  for (int offset = 1; offset < most_cluster_chunks<Chunks>; offset *= 2) {
     const MaxMap left = map.lane_before(offset);
     if (scan.lane >= offset) map = map.after(left);
   }
-  if (scan.head < call.heads) {
+  const int x = first + scan.lane / Scan::lanes;
+  const MaxMap before = map.of_lane(max(x - 1, 0)), up_to = map.of_lane(x);
+  // This block has read what it wants. Not before the numbers are used: arriving does not wait for loads under way, and
+  // the block they read from could be gone.
+  arch::cluster_arrive_relaxed();
+  if (scan.inside) {
+    const Chunk& chunk = scan.chunk();
     double m0 = 0;
     if (call.m0.data != nullptr)
       m0 = static_cast<const Real*>(call.m0.data)[chunk.sequence * call.m0.sequence + scan.head * call.m0.head];
-    const int before = max(static_cast<int>(x) - 1, 0);
-    const double m_end = max_state(call, m0, map.of_lane(static_cast<int>(x)));
-    const ChunkEnds ends{x == 0 ? m0 : max_state(call, m0, map.of_lane(before)), m_end, own.b};
-    if (scan.lane == 0) {
-      call.b_last[scan.unit] = own.b;
+    const ChunkEnds ends{x == 0 ? m0 : max_state(call, m0, before), max_state(call, m0, up_to), own_map.b};
+    if (scan.leads()) {
+      call.b_last[scan.unit] = own_map.b;
       call.m_start[scan.unit] = ends.m_start;
       call.m_end[scan.unit] = ends.m_end;
-      call.gbar[scan.unit] = static_cast<Real>(exp(own.b + ends.m_start - ends.m_end));
-      if (x + 1 == chunks && call.m_last.data != nullptr)
+      call.gbar[scan.unit] = static_cast<Real>(exp(own_map.b + ends.m_start - ends.m_end));
+      if (x + 1 == call.chunks_per_row && call.m_last.data != nullptr)
         static_cast<Real*>(call.m_last.data)[chunk.sequence * call.m_last.sequence + scan.head * call.m_last.head] =
             static_cast<Real>(ends.m_end);
     }
-    const std::int64_t at = call.vector(chunk, scan.head);
-    scan.visit(chunk.length,
-               [&](int t, double b, double c, double top) { write_vectors(call, at + t, ends, b, c, top); });
+    const int t = scan.lane % Scan::lanes * lane_tokens;
+    write_vectors(call, call.vector(chunk, scan.head) + t, chunk.length - t, ends, own);
   }
   __syncwarp();
   arch::cluster_wait();  // nobody reads from this block any more
 }
 
-template <class Work, int TokensPerLane, class Real>
+template <class Work, int Chunks, bool Long, class Real>
 void launch_gates_in(const Call<Real>& call, cudaStream_t stream) {
-  const std::int64_t chunks = call.numbers * head_groups(call);
-  if (runs_sm90_code() && call.cu_seqlens == nullptr && call.tokens > 0 && call.L <= TokensPerLane * warp_size &&
-      call.chunks_per_row <= static_cast<int>(most_cluster_blocks))
-    return launch_clusters("gates", gates_kernel<Real, Work, TokensPerLane>, static_cast<unsigned>(call.chunks_per_row),
-                           chunks, chunk_threads, 0, stream, call);
-  auto chunk_totals = chunk_totals_kernel<Real, Work, TokensPerLane, false>;
-  if constexpr (std::is_same_v<Work, float>) {  // Hopper's kernels are for 16-bit tensors
-    if (call.parts != nullptr && call.cu_seqlens != nullptr)
-      chunk_totals = chunk_totals_kernel<Real, Work, TokensPerLane, true>;
+  const auto blocks_of = [](std::int64_t chunks) { return (chunks + Chunks - 1) / Chunks; };
+  if constexpr (!Long) {
+    if (runs_sm90_code() && call.cu_seqlens == nullptr && call.tokens > 0 &&
+        call.chunks_per_row <= most_cluster_chunks<Chunks>) {
+      const auto blocks = static_cast<unsigned>(blocks_of(call.chunks_per_row));
+      return launch_clusters("gates", gates_kernel<Real, Work, Chunks>, blocks, call.batch * head_groups(call) * blocks,
+                             chunk_threads, 0, stream, call, blocks);
+    }
   }
-  launch_chained("chunk_totals", chunk_totals, chunks, chunk_threads, 0, stream, call);
+  const std::int64_t blocks = blocks_of(call.numbers) * head_groups(call);
+  auto chunk_totals = chunk_totals_kernel<Real, Work, Chunks, Long, false>;
+  if constexpr (std::is_same_v<Work, float> && !Long) {  // Hopper's kernels are for 16-bit tensors, in short chunks
+    if (call.parts != nullptr && call.cu_seqlens != nullptr)
+      chunk_totals = chunk_totals_kernel<Real, Work, Chunks, Long, true>;
+  }
+  launch_chained("chunk_totals", chunk_totals, blocks, chunk_threads, 0, stream, call);
   launch_chained("sequence_scan", sequence_scan_kernel<Real>, call.sequences * call.heads, scan_threads, 0, stream,
                  call);
-  launch_chained("gate_vectors", gate_vectors_kernel<Real, Work, TokensPerLane>, chunks, chunk_threads, 0, stream,
-                 call);
+  launch_chained("gate_vectors", gate_vectors_kernel<Real, Work, Chunks, Long>, blocks, chunk_threads, 0, stream, call);
+}
+
+// Two chunks to a block of 16-bit tensors alone, whose calls are the fastest.
+template <class Work, class Real>
+void launch_gates_as(const Call<Real>& call, cudaStream_t stream) {
+  if (call.L > slab_tokens) return launch_gates_in<Work, 1, true>(call, stream);
+  if constexpr (std::is_same_v<Work, float>) {
+    if (2 * call.L <= slab_tokens) return launch_gates_in<Work, 2, false>(call, stream);
+  }
+  launch_gates_in<Work, 1, false>(call, stream);
 }
 
 }  // namespace
@@ -406,9 +475,8 @@ void launch_gates_in(const Call<Real>& call, cudaStream_t stream) {
 template <class Real>
 void launch_gates(const Call<Real>& call, cudaStream_t stream) {
   if (call.numbers == 0) return;
-  if (!call.tensors_16_bit) return launch_gates_in<double, 4>(call, stream);
-  if constexpr (std::is_same_v<Real, float>)
-    call.L <= 2 * warp_size ? launch_gates_in<float, 2>(call, stream) : launch_gates_in<float, 4>(call, stream);
+  if (!call.tensors_16_bit) return launch_gates_as<double>(call, stream);
+  if constexpr (std::is_same_v<Real, float>) launch_gates_as<float>(call, stream);
 }
 
 template void launch_gates(const Call<float>&, cudaStream_t);
