@@ -15,10 +15,10 @@ inline constexpr double log2_e = 1.4426950408889634;
 template <class With>
 __device__ __forceinline__ void with_gate(const Rows& gate, GateType type, const With& with) {
   switch (type) {
-    case GateType::float32: return with(static_cast<const float*>(gate.data));
-    case GateType::float64: return with(static_cast<const double*>(gate.data));
-    case GateType::bfloat16: return with(static_cast<const __nv_bfloat16*>(gate.data));
-    case GateType::float16: return with(static_cast<const __half*>(gate.data));
+    case GateType::float32: return with(static_cast<float*>(gate.data));
+    case GateType::float64: return with(static_cast<double*>(gate.data));
+    case GateType::bfloat16: return with(static_cast<__nv_bfloat16*>(gate.data));
+    case GateType::float16: return with(static_cast<__half*>(gate.data));
   }
 }
 template <class Work, class Gate>
@@ -37,19 +37,6 @@ __device__ __forceinline__ double read_gate(const Rows& gate, GateType type, int
   double x = 0;
   with_gate(gate, type, [&](const auto* data) { x = gate_as<double>(data[at]); });
   return x;
-}
-
-__device__ __forceinline__ void write_gate(const Rows& gate, GateType type, int batch, std::int64_t token, int head,
-                                           double value) {
-  const std::int64_t at = gate_at(gate, batch, token, head);
-  switch (type) {
-    case GateType::float32: static_cast<float*>(gate.data)[at] = static_cast<float>(value); break;
-    case GateType::float64: static_cast<double*>(gate.data)[at] = value; break;
-    case GateType::bfloat16:
-      static_cast<__nv_bfloat16*>(gate.data)[at] = narrow<__nv_bfloat16>(static_cast<float>(value));
-      break;
-    case GateType::float16: static_cast<__half*>(gate.data)[at] = narrow<__half>(static_cast<float>(value)); break;
-  }
 }
 
 // The row of a token and head.

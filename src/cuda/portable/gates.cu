@@ -2,7 +2,7 @@
 // matrix kernel reads. In one kernel or in three.
 // Sums in double: those of log f reach the hundreds, and there are only T of them.
 #include "cuda/launch.h"
-#include "cuda/portable/device.cuh"
+#include "cuda/portable/gate_block.cuh"
 
 namespace tfla::cuda {
 
@@ -91,21 +91,13 @@ __device__ double max_state(const Call<Real>& call, double m, const MaxMap& map)
   return call.exponential ? static_cast<double>(static_cast<Real>(map.b + fmax(m, map.top))) : 0.0;
 }
 
-// Kernels with one warp per head: a block has as many neighbouring heads as warps, over a chunk or, where chunks are
-// half as long as a slab, over two.
-constexpr int chunk_threads = 256;
-constexpr int heads_per_block = chunk_threads / warp_size;
-constexpr int lane_tokens = 4, slab_tokens = lane_tokens * warp_size;
+using namespace gate_block;
+
 // On a multiprocessor: mostly they wait. Long: chunks may be longer than a slab.
 template <class Work, bool Long>
 constexpr int chunk_blocks = sizeof(Work) == 8 ? 2
                              : Long            ? 3
                                                : 4;
-
-template <class Real>
-__host__ __device__ unsigned head_groups(const Call<Real>& call) {
-  return (static_cast<unsigned>(call.heads) + heads_per_block - 1) / heads_per_block;
-}
 
 // Of neighbouring tokens: the sum of log f up to each, log i minus that, and the running maximum of that.
 struct LaneScan {
@@ -117,24 +109,22 @@ struct LaneScan {
 template <class Real, class Work, int Chunks>
 struct ChunkScan {
   static constexpr int lanes = warp_size / Chunks, length = slab_tokens / Chunks;  // of a chunk, in a slab
-  struct Slab {
-    static constexpr int row = slab_tokens + 4;  // where eight heads of four tokens lie in banks of their own
-    alignas(16) Work f[heads_per_block][row];
-    alignas(16) Work i[heads_per_block][row];
+  struct Shared {
+    Slab<Work> f, i;
     Chunk chunks[Chunks];
   };
 
   const Call<Real>& call;
-  Slab& shared;
+  Shared& shared;
   std::int64_t first_number, number, unit;  // of the block's first chunk; of this lane's chunk, and with its head
   int first_head, warp, lane, head;
   bool inside;  // there are such a chunk and such a head
 
   // chunk_of(number): called once for each chunk of the block. There are none from `end` on.
   template <class ChunkOf>
-  __device__ ChunkScan(const Call<Real>& of, Slab& memory, std::int64_t first, std::int64_t end, unsigned group,
+  __device__ ChunkScan(const Call<Real>& of, Shared& memory, std::int64_t first, std::int64_t end, unsigned group,
                        const ChunkOf& chunk_of)
-      : call(of), shared(memory), first_number(first), first_head(static_cast<int>(group * heads_per_block)) {
+      : call(of), shared(memory), first_number(first), first_head(static_cast<int>(group * gate_block::heads)) {
     warp = static_cast<int>(threadIdx.x) / warp_size;
     lane = static_cast<int>(threadIdx.x) % warp_size;
     head = first_head + warp;
@@ -146,7 +136,7 @@ struct ChunkScan {
     __syncthreads();
   }
   template <class ChunkOf>
-  __device__ ChunkScan(const Call<Real>& of, Slab& memory, const ChunkOf& chunk_of)
+  __device__ ChunkScan(const Call<Real>& of, Shared& memory, const ChunkOf& chunk_of)
       : ChunkScan(of, memory, static_cast<std::int64_t>(blockIdx.x / head_groups(of)) * Chunks, of.numbers,
                   blockIdx.x % head_groups(of), chunk_of) {}
 
@@ -173,21 +163,21 @@ struct ChunkScan {
  private:
   // All loads go out before the first is waited for.
   __device__ __forceinline__ void read(int start) {
-    constexpr int rounds = slab_tokens * heads_per_block / chunk_threads;
-    constexpr int step = chunk_threads / heads_per_block;  // tokens of a round, all of one chunk
-    static_assert(length % step == 0);
-    const int h = static_cast<int>(threadIdx.x) % heads_per_block;
-    const int place = static_cast<int>(threadIdx.x) / heads_per_block;
+    constexpr int step = ByTokens::step, rounds = ByTokens::rounds;
+    static_assert(length % step == 0, "tokens of a round are of one chunk");
+    const ByTokens mine;
+    const int own_head = first_head + mine.head;
+    const auto chunk_of = [&](int x) -> const Chunk& { return shared.chunks[x * step / length]; };
+    const auto token = [&](int x) { return start + mine.place + x * step % length; };
     Work f[rounds], i[rounds];
     const auto load = [&](const Rows& gate, GateType type, Work beyond, Work(&to)[rounds]) {
       with_gate(gate, type, [&](const auto* data) {
 #pragma unroll
         for (int x = 0; x < rounds; ++x) {
-          const Chunk& chunk = shared.chunks[x * step / length];
-          const int t = start + place + x * step % length;
+          const Chunk& chunk = chunk_of(x);
           to[x] = beyond;
-          if (t < chunk.length && first_head + h < call.heads)
-            to[x] = gate_as<Work>(data[gate_at(gate, chunk.batch, chunk.token + t, first_head + h)]);
+          if (token(x) < chunk.length && own_head < call.heads)
+            to[x] = gate_as<Work>(data[gate_at(gate, chunk.batch, chunk.token + token(x), own_head)]);
         }
       });
     };
@@ -195,10 +185,9 @@ struct ChunkScan {
     load(call.i, call.i_type, -INFINITY, i);
 #pragma unroll
     for (int x = 0; x < rounds; ++x) {
-      const int t = start + place + x * step % length;
-      if (t < shared.chunks[x * step / length].length) take_logs(call, f[x], i[x]);
-      shared.f[h][place + x * step] = f[x];
-      shared.i[h][place + x * step] = i[x];
+      if (token(x) < chunk_of(x).length) take_logs(call, f[x], i[x]);
+      shared.f.of[mine.head][mine.place + x * step] = f[x];
+      shared.i.of[mine.head][mine.place + x * step] = i[x];
     }
   }
 
@@ -206,14 +195,14 @@ struct ChunkScan {
     const int first = lane_tokens * lane;
 #pragma unroll
     for (int x = 0; x < lane_tokens; ++x)
-      own.b[x] = static_cast<double>(shared.f[warp][first + x]) + (x > 0 ? own.b[x - 1] : 0);
+      own.b[x] = static_cast<double>(shared.f.of[warp][first + x]) + (x > 0 ? own.b[x - 1] : 0);
     const double sum = warp_scan<lanes>(own.b[lane_tokens - 1], [](double x, double y) { return x + y; });
     const double sum_before = __shfl_up_sync(0xFFFFFFFFU, sum, 1, lanes);
     const double base = leads() ? before.b : before.b + sum_before;
 #pragma unroll
     for (int x = 0; x < lane_tokens; ++x) {
       own.b[x] += base;
-      own.c[x] = static_cast<double>(shared.i[warp][first + x]) - own.b[x];
+      own.c[x] = static_cast<double>(shared.i.of[warp][first + x]) - own.b[x];
       own.top[x] = x > 0 ? fmax(own.top[x - 1], own.c[x]) : own.c[x];
     }
     const double highest = warp_scan<lanes>(own.top[lane_tokens - 1], [](double x, double y) { return fmax(x, y); });
@@ -288,16 +277,16 @@ __device__ __forceinline__ void write_vectors(const Call<Real>& call, std::int64
 
 // The chunk table, b and top of every chunk and head, and the list of segments of packed sequences.
 template <class Real, class Work, int Chunks, bool Long, bool Lists>
-__global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, Long>) chunk_totals_kernel(Call<Real> call) {
+__global__ void __launch_bounds__(threads, chunk_blocks<Work, Long>) chunk_totals_kernel(Call<Real> call) {
   using Scan = ChunkScan<Real, Work, Chunks>;
-  __shared__ typename Scan::Slab slab;
+  __shared__ typename Scan::Shared shared;
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
-  Scan scan(call, slab, [&](std::int64_t number) { return chunk_at(call, number); });
+  Scan scan(call, shared, [&](std::int64_t number) { return chunk_at(call, number); });
   const MaxMap total = scan.template run<Long>([](int, const LaneScan&) {});
   if (scan.first_head == 0 && scan.warp < Chunks) {
     const std::int64_t number = scan.first_number + scan.warp;
-    if (scan.lane == 0 && number < call.numbers) call.chunks[number] = slab.chunks[scan.warp];
+    if (scan.lane == 0 && number < call.numbers) call.chunks[number] = shared.chunks[scan.warp];
     if (Lists && number < call.sequences) list_parts(call, static_cast<int>(number));
   }
   if (!scan.leads() || !scan.inside) return;
@@ -359,12 +348,12 @@ __global__ void __launch_bounds__(scan_threads) sequence_scan_kernel(Call<Real> 
 // The vectors that matrix kernels read. The scan inside the chunk is done again rather than kept, which would take
 // 24 bytes of scratch per token and head.
 template <class Real, class Work, int Chunks, bool Long>
-__global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, Long>) gate_vectors_kernel(Call<Real> call) {
+__global__ void __launch_bounds__(threads, chunk_blocks<Work, Long>) gate_vectors_kernel(Call<Real> call) {
   using Scan = ChunkScan<Real, Work, Chunks>;
-  __shared__ typename Scan::Slab slab;
+  __shared__ typename Scan::Shared shared;
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
-  Scan scan(call, slab, [&](std::int64_t number) { return call.chunks[number]; });
+  Scan scan(call, shared, [&](std::int64_t number) { return call.chunks[number]; });
   ChunkEnds ends{};
   if (scan.inside) ends = {call.m_start[scan.unit], call.m_end[scan.unit], call.b_last[scan.unit]};
   const std::int64_t at = call.vector(scan.chunk(), scan.head);
@@ -378,20 +367,19 @@ template <int Chunks>
 constexpr int most_cluster_chunks = static_cast<int>(most_cluster_blocks) * Chunks;
 
 template <class Real, class Work, int Chunks>
-__global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, false>)
-    gates_kernel(Call<Real> call, unsigned blocks) {
+__global__ void __launch_bounds__(threads, chunk_blocks<Work, false>) gates_kernel(Call<Real> call, unsigned blocks) {
   using Scan = ChunkScan<Real, Work, Chunks>;
-  __shared__ typename Scan::Slab slab;
-  __shared__ MaxMap maps[heads_per_block][Chunks];
+  __shared__ typename Scan::Shared shared;
+  __shared__ MaxMap maps[gate_block::heads][Chunks];
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
   const unsigned cluster = blockIdx.x / blocks, groups = head_groups(call);
   const int first = static_cast<int>(blockIdx.x % blocks) * Chunks;  // chunk in its row
   const std::int64_t row = static_cast<std::int64_t>(cluster / groups) * call.chunks_per_row;
-  Scan scan(call, slab, row + first, row + call.chunks_per_row, cluster % groups,
+  Scan scan(call, shared, row + first, row + call.chunks_per_row, cluster % groups,
             [&](std::int64_t number) { return chunk_at(call, number); });
   if (threadIdx.x < Chunks && scan.first_head == 0 && first + static_cast<int>(threadIdx.x) < call.chunks_per_row)
-    call.chunks[scan.first_number + threadIdx.x] = slab.chunks[threadIdx.x];
+    call.chunks[scan.first_number + threadIdx.x] = shared.chunks[threadIdx.x];
   LaneScan own;
   const MaxMap own_map = scan.template run<false>([&](int, const LaneScan& lane_scan) { own = lane_scan; });
   if (scan.leads()) maps[scan.warp][scan.lane / Scan::lanes] = own_map;
@@ -445,7 +433,7 @@ void launch_gates_in(const Call<Real>& call, cudaStream_t stream) {
         call.chunks_per_row <= most_cluster_chunks<Chunks>) {
       const auto blocks = static_cast<unsigned>(blocks_of(call.chunks_per_row));
       return launch_clusters("gates", gates_kernel<Real, Work, Chunks>, blocks, call.batch * head_groups(call) * blocks,
-                             chunk_threads, 0, stream, call, blocks);
+                             threads, 0, stream, call, blocks);
     }
   }
   const std::int64_t blocks = blocks_of(call.numbers) * head_groups(call);
@@ -454,10 +442,10 @@ void launch_gates_in(const Call<Real>& call, cudaStream_t stream) {
     if (call.parts != nullptr && call.cu_seqlens != nullptr)
       chunk_totals = chunk_totals_kernel<Real, Work, Chunks, Long, true>;
   }
-  launch_chained("chunk_totals", chunk_totals, blocks, chunk_threads, 0, stream, call);
+  launch_chained("chunk_totals", chunk_totals, blocks, threads, 0, stream, call);
   launch_chained("sequence_scan", sequence_scan_kernel<Real>, call.sequences * call.heads, scan_threads, 0, stream,
                  call);
-  launch_chained("gate_vectors", gate_vectors_kernel<Real, Work, Chunks, Long>, blocks, chunk_threads, 0, stream, call);
+  launch_chained("gate_vectors", gate_vectors_kernel<Real, Work, Chunks, Long>, blocks, threads, 0, stream, call);
 }
 
 // Two chunks to a block of 16-bit tensors alone, whose calls are the fastest.

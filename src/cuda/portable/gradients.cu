@@ -232,78 +232,6 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks)
   store_rows(dV, call.dv, chunk, head, key, place.count, col, call.dhv, stream.space);
 }
 
-// In the arithmetic of the call: in double throughout, gate_gradients took 41 us instead of 31 (H200).
-template <class Real>
-__device__ Real sigmoid(Real x) {
-  return x >= 0 ? 1 / (1 + exp(-x)) : exp(x) / (1 + exp(x));
-}
-
-// Derivative of log sigmoid(cap(x)), or of cap(x) alone, by the raw gate x.
-template <class Real>
-__device__ Real gate_slope(const Call<Real>& call, bool log_sigmoid, Real x) {
-  const auto cap = static_cast<Real>(call.cap);
-  const Real t = call.capped ? tanh(x / cap) : Real{0};
-  return (1 - t * t) * (log_sigmoid ? sigmoid(-(call.capped ? cap * t : x)) : Real{1});
-}
-
-// dlogf_t = sum_{s >= t} (row_s - column_s) + sum_{j < t} outflow_j + through; dlogi = column + outflow. One warp per
-// chunk and head, from the last token to the first.
-template <class Real>
-__global__ void gate_gradients_kernel(Call<Real> call, int parts, int through_parts) {
-  arch::after_previous_kernel();
-  arch::let_next_kernel_start();
-  const std::int64_t unit = (blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x) / 32;
-  if (unit >= call.numbers * call.heads) return;
-  const Chunk chunk = call.chunks[unit / call.heads];
-  if (chunk.length == 0) return;
-  const int head = static_cast<int>(unit % call.heads);
-  const int lane = threadIdx.x % 32;
-  const std::int64_t at = call.vector(chunk, head);
-  const std::int64_t part_size = call.heads * call.all_tokens();
-  const auto gather = [&](const Real* sums, int t) {
-    double sum = 0;
-    for (int part = 0; part < parts; ++part) sum += static_cast<double>(sums[part * part_size + at + t]);
-    return sum;
-  };
-  // What passes through the chunk, and what leaves it. Where a chunk follows, half of `through` is <C, dC> at the end
-  // of this one, which has the outflow in it.
-  double through = 0, all_outflow = 0;
-  for (int part = lane; part < through_parts; part += 32) through += call.through[unit * through_parts + part];
-  for (int t = lane; t < chunk.length; t += 32) all_outflow += gather(call.outflow, t);
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    through += __shfl_xor_sync(0xFFFFFFFFU, through, offset);
-    all_outflow += __shfl_xor_sync(0xFFFFFFFFU, all_outflow, offset);
-  }
-  const std::int64_t next = unit / call.heads + 1;
-  const bool has_next = next < call.numbers && call.chunks[next].length > 0 && call.chunks[next].first == chunk.first;
-  const double passing = through + (has_next ? 0.5 : 1.0) * all_outflow;
-
-  // Walking backwards, `later` holds sum_{s > t} (row - column - outflow), so that passing + later + ... is dlogf.
-  double later = 0;
-  for (int base = (chunk.length - 1) / 32 * 32; base >= 0; base -= 32) {
-    const int t = base + lane;
-    const bool valid = t < chunk.length;
-    const double row = valid ? gather(call.row_sums, t) : 0, column = valid ? gather(call.column_sums, t) : 0;
-    double suffix = row - column;
-#pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-      const double other = __shfl_down_sync(0xFFFFFFFFU, suffix, offset);
-      if (lane + offset < 32) suffix += other;
-    }
-    if (valid) {
-      const double dlogf = later + suffix + passing;
-      const auto i = static_cast<Real>(read_gate(call.i, call.i_type, chunk.batch, chunk.token + t, head));
-      const auto f = static_cast<Real>(read_gate(call.f, call.f_type, chunk.batch, chunk.token + t, head));
-      write_gate(call.di, call.i_type, chunk.batch, chunk.token + t, head,
-                 column * gate_slope(call, !call.log_space && !call.exponential, i));
-      write_gate(call.df, call.f_type, chunk.batch, chunk.token + t, head,
-                 dlogf * gate_slope(call, !call.log_space, f));
-    }
-    later += __shfl_sync(0xFFFFFFFFU, suffix, 0);
-  }
-}
-
 }  // namespace
 
 template <class T>
@@ -323,18 +251,7 @@ void launch_gradients(const Call<RealOf<T>>& call, cudaStream_t stream) {
                 dhv_tiles);
 }
 
-template <class T>
-void launch_gate_gradients(const Call<RealOf<T>>& call, cudaStream_t stream) {
-  if (call.numbers == 0) return;
-  const int dqk_tiles = (call.dqk + Config<T>::width - 1) / Config<T>::width;
-  const std::int64_t warps = call.numbers * call.heads;
-  launch_chained("gate_gradients", gate_gradients_kernel<RealOf<T>>, (warps * 32 + block_threads - 1) / block_threads,
-                 block_threads, 0, stream, call, dqk_tiles, call.through_parts);
-}
-
-#define TFLA_INSTANTIATE(T)                                                               \
-  template void launch_gradients<T>(const Call<typename Config<T>::Real>&, cudaStream_t); \
-  template void launch_gate_gradients<T>(const Call<typename Config<T>::Real>&, cudaStream_t)
+#define TFLA_INSTANTIATE(T) template void launch_gradients<T>(const Call<typename Config<T>::Real>&, cudaStream_t)
 TFLA_INSTANTIATE(__nv_bfloat16);
 TFLA_INSTANTIATE(__half);
 TFLA_INSTANTIATE(float);

@@ -1,0 +1,173 @@
+// di and df from the sums over rows of dQ and dK.
+#include "cuda/launch.h"
+#include "cuda/portable/gate_block.cuh"
+
+namespace tfla::cuda {
+
+namespace {
+
+using namespace gate_block;
+
+template <class T>
+using RealOf = typename Config<T>::Real;
+
+// In the arithmetic of the call, not in double.
+template <class Real>
+__device__ Real sigmoid(Real x) {
+  return x >= 0 ? 1 / (1 + exp(-x)) : exp(x) / (1 + exp(x));
+}
+
+// Derivative of log sigmoid(cap(x)), or of cap(x) alone, by the raw gate x.
+template <class Real>
+__device__ Real gate_slope(const Call<Real>& call, bool log_sigmoid, Real x) {
+  const auto cap = static_cast<Real>(call.cap);
+  const Real t = call.capped ? tanh(x / cap) : Real{0};
+  return (1 - t * t) * (log_sigmoid ? sigmoid(-(call.capped ? cap * t : x)) : Real{1});
+}
+
+// Vectors of one chunk and head, which come in parts that add up.
+template <class Real>
+struct Sums {
+  std::int64_t at, part_size;
+  int parts, length;
+
+  // Of neighbouring tokens; zero beyond the chunk.
+  __device__ __forceinline__ void gather(const Real* sums, int t, double (&to)[lane_tokens]) const {
+    const bool whole = t + lane_tokens <= length && at % lane_tokens == 0 && part_size % lane_tokens == 0;
+#pragma unroll
+    for (double& x : to) x = 0;
+    for (int part = 0; part < parts; ++part) {
+      const Real* from = sums + part * part_size + at + t;
+      Real x[lane_tokens];
+      if (whole) {
+        constexpr int pieces = static_cast<int>(sizeof(x) / sizeof(float4));
+        float4 piece[pieces];
+#pragma unroll
+        for (int p = 0; p < pieces; ++p) piece[p] = reinterpret_cast<const float4*>(from)[p];
+        memcpy(x, piece, sizeof(x));
+      } else {
+#pragma unroll
+        for (int e = 0; e < lane_tokens; ++e) x[e] = t + e < length ? from[e] : Real{0};
+      }
+#pragma unroll
+      for (int e = 0; e < lane_tokens; ++e) to[e] += static_cast<double>(x[e]);
+    }
+  }
+};
+
+// The raw gate of a thread's tokens times the gradient of its logarithm, which lies in `from`.
+template <class Real>
+__device__ __forceinline__ void write_gradient(const Call<Real>& call, const Chunk& chunk, int start, int first_head,
+                                               const Rows& gate, const Rows& gradient, GateType type, bool log_sigmoid,
+                                               const Slab<Real>& from) {
+  const ByTokens mine;
+  if (first_head + mine.head >= call.heads) return;
+  const auto token = [&](int x) { return start + mine.place + x * ByTokens::step; };
+  const auto at = [&](const Rows& rows, int x) {
+    return gate_at(rows, chunk.batch, chunk.token + token(x), first_head + mine.head);
+  };
+  with_gate(gate, type, [&](auto* data) {
+    using Gate = std::remove_reference_t<decltype(*data)>;
+    Gate raw[ByTokens::rounds];  // all loads go out before the first is waited for
+#pragma unroll
+    for (int x = 0; x < ByTokens::rounds; ++x)
+      if (token(x) < chunk.length) raw[x] = data[at(gate, x)];
+#pragma unroll
+    for (int x = 0; x < ByTokens::rounds; ++x) {
+      if (token(x) >= chunk.length) continue;
+      const Real slope = gate_slope(call, log_sigmoid, gate_as<Real>(raw[x]));
+      const Real value = from.of[mine.head][mine.place + x * ByTokens::step] * slope;
+      Gate& to = static_cast<Gate*>(gradient.data)[at(gradient, x)];
+      if constexpr (is_16_bit<Gate>)
+        to = narrow<Gate>(static_cast<float>(value));
+      else
+        to = static_cast<Gate>(value);
+    }
+  });
+}
+
+// dlogf_t = sum_{s >= t} (row_s - column_s) + sum_{j < t} outflow_j + through; dlogi = column + outflow. A block has
+// some heads of a chunk, and works from its last token to the first.
+template <class Real>
+__global__ void __launch_bounds__(threads, sizeof(Real) == 8 ? 2 : 3)
+    gate_gradients_kernel(Call<Real> call, int parts, int through_parts) {
+  __shared__ Slab<Real> dlogi, dlogf;
+  arch::after_previous_kernel();
+  arch::let_next_kernel_start();
+  const std::int64_t number = blockIdx.x / head_groups(call);
+  const Chunk chunk = call.chunks[number];
+  if (chunk.length == 0) return;
+  const int first_head = static_cast<int>(blockIdx.x % head_groups(call)) * heads;
+  const int warp = static_cast<int>(threadIdx.x) / warp_size, lane = static_cast<int>(threadIdx.x) % warp_size;
+  const int head = min(first_head + warp, call.heads - 1);  // those beyond do what the last one does, and nobody looks
+  const Sums<Real> sums{call.vector(chunk, head), call.heads * call.all_tokens(), parts, chunk.length};
+
+  // What passes through the chunk, and what leaves it. Where a chunk follows, half of `through` is <C, dC> at the end
+  // of this one, which has the outflow in it.
+  double through = 0, all_outflow = 0;
+  const std::int64_t unit = number * call.heads + head;
+  for (int part = lane; part < through_parts; part += warp_size) through += call.through[unit * through_parts + part];
+  for (int t = lane * lane_tokens; t < chunk.length; t += slab_tokens) {
+    double outflow[lane_tokens];
+    sums.gather(call.outflow, t, outflow);
+#pragma unroll
+    for (const double x : outflow) all_outflow += x;
+  }
+#pragma unroll
+  for (int offset = warp_size / 2; offset > 0; offset /= 2) {
+    through += __shfl_xor_sync(0xFFFFFFFFU, through, offset);
+    all_outflow += __shfl_xor_sync(0xFFFFFFFFU, all_outflow, offset);
+  }
+  const std::int64_t next = number + 1;
+  const bool has_next = next < call.numbers && call.chunks[next].length > 0 && call.chunks[next].first == chunk.first;
+  const double passing = through + (has_next ? 0.5 : 1.0) * all_outflow;
+
+  // Walking backwards, `later` holds the sum of row - column over the tokens after the slab.
+  double later = 0;
+  for (int start = (chunk.length - 1) / slab_tokens * slab_tokens; start >= 0; start -= slab_tokens) {
+    const int t = start + lane * lane_tokens;
+    double row[lane_tokens], column[lane_tokens];
+    sums.gather(call.row_sums, t, row);
+    sums.gather(call.column_sums, t, column);
+    double suffix[lane_tokens];
+#pragma unroll
+    for (int x = lane_tokens - 1; x >= 0; --x)
+      suffix[x] = row[x] - column[x] + (x + 1 < lane_tokens ? suffix[x + 1] : 0);
+    double all = suffix[0];  // of this lane and those after it
+#pragma unroll
+    for (int offset = 1; offset < warp_size; offset *= 2) {
+      const double other = __shfl_down_sync(0xFFFFFFFFU, all, offset);
+      if (lane + offset < warp_size) all += other;
+    }
+    const double after = __shfl_down_sync(0xFFFFFFFFU, all, 1);
+    const double beyond = passing + later + (lane + 1 < warp_size ? after : 0);
+#pragma unroll
+    for (int x = 0; x < lane_tokens; ++x) {
+      dlogi.of[warp][lane * lane_tokens + x] = static_cast<Real>(column[x]);
+      dlogf.of[warp][lane * lane_tokens + x] = static_cast<Real>(beyond + suffix[x]);
+    }
+    later += __shfl_sync(0xFFFFFFFFU, all, 0);
+    __syncthreads();
+    write_gradient(call, chunk, start, first_head, call.i, call.di, call.i_type, !call.log_space && !call.exponential,
+                   dlogi);
+    write_gradient(call, chunk, start, first_head, call.f, call.df, call.f_type, !call.log_space, dlogf);
+    __syncthreads();  // before the slab before this one is written
+  }
+}
+
+}  // namespace
+
+template <class T>
+void launch_gate_gradients(const Call<RealOf<T>>& call, cudaStream_t stream) {
+  if (call.numbers == 0) return;
+  const int dqk_tiles = (call.dqk + Config<T>::width - 1) / Config<T>::width;
+  launch_chained("gate_gradients", gate_gradients_kernel<RealOf<T>>, call.numbers * head_groups(call), threads, 0,
+                 stream, call, dqk_tiles, call.through_parts);
+}
+
+template void launch_gate_gradients<__nv_bfloat16>(const Call<float>&, cudaStream_t);
+template void launch_gate_gradients<__half>(const Call<float>&, cudaStream_t);
+template void launch_gate_gradients<float>(const Call<float>&, cudaStream_t);
+template void launch_gate_gradients<double>(const Call<double>&, cudaStream_t);
+
+}  // namespace tfla::cuda
