@@ -53,6 +53,11 @@ struct Sums {
       for (int e = 0; e < lane_tokens; ++e) to[e] += static_cast<double>(x[e]);
     }
   }
+  __device__ __forceinline__ double total(const Real* sums, int t) const {
+    double x[lane_tokens];
+    gather(sums, t, x);
+    return (x[0] + x[1]) + (x[2] + x[3]);
+  }
 };
 
 // The raw gate of a thread's tokens times the gradient of its logarithm, which lies in `from`.
@@ -86,8 +91,15 @@ __device__ __forceinline__ void write_gradient(const Call<Real>& call, const Chu
   });
 }
 
-// dlogf_t = sum_{s >= t} (row_s - column_s) + sum_{j < t} outflow_j + through; dlogi = column + outflow. A block has
-// some heads of a chunk, and works from its last token to the first.
+// dlogf_t = sum_{s >= t, same chunk} (row_s - column_s) + <C, dC> at the end of the chunk; dlogi = column.
+//
+// A chunk says what <C, dC> is at its end: `through`, of C at its start, and what it adds itself, the sum of `outflow`.
+// So does the chunk before it, less the row - column of this one, and the chunk after it, with its own row - column.
+// C and dC are rounded in each chunk anew, so a mean of the three is closer where nothing is forgotten; where much is,
+// the roundings of outflow cancel in row - column of the own chunk alone. Hence the weights: what is kept of the state
+// in between. The last chunk is taken at its word: without gradient of the last state it says zero.
+//
+// A block has some heads of a chunk, and works from its last token to the first.
 template <class Real>
 __global__ void __launch_bounds__(threads, sizeof(Real) == 8 ? 2 : 3)
     gate_gradients_kernel(Call<Real> call, int parts, int through_parts) {
@@ -100,27 +112,43 @@ __global__ void __launch_bounds__(threads, sizeof(Real) == 8 ? 2 : 3)
   const int first_head = static_cast<int>(blockIdx.x % head_groups(call)) * heads;
   const int warp = static_cast<int>(threadIdx.x) / warp_size, lane = static_cast<int>(threadIdx.x) % warp_size;
   const int head = min(first_head + warp, call.heads - 1);  // those beyond do what the last one does, and nobody looks
-  const Sums<Real> sums{call.vector(chunk, head), call.heads * call.all_tokens(), parts, chunk.length};
+  const auto sums_of = [&](const Chunk& of) {
+    return Sums<Real>{call.vector(of, head), call.heads * call.all_tokens(), parts, of.length};
+  };
+  const Sums<Real> sums = sums_of(chunk);
 
-  // What passes through the chunk, and what leaves it. Where a chunk follows, half of `through` is <C, dC> at the end
-  // of this one, which has the outflow in it.
-  double through = 0, all_outflow = 0;
-  const std::int64_t unit = number * call.heads + head;
-  for (int part = lane; part < through_parts; part += warp_size) through += call.through[unit * through_parts + part];
-  for (int t = lane * lane_tokens; t < chunk.length; t += slab_tokens) {
-    double outflow[lane_tokens];
-    sums.gather(call.outflow, t, outflow);
-#pragma unroll
-    for (const double x : outflow) all_outflow += x;
+  // This lane's part of what a chunk says, and of its row - column.
+  const auto said = [&](std::int64_t which, const Sums<Real>& of) {
+    double sum = 0;
+    const double* through = call.through + (which * call.heads + head) * through_parts;
+    for (int part = lane; part < through_parts; part += warp_size) sum += through[part];
+    for (int t = lane * lane_tokens; t < of.length; t += slab_tokens) sum += of.total(call.outflow, t);
+    return sum;
+  };
+  const auto change = [&](const Sums<Real>& of) {
+    double sum = 0;
+    for (int t = lane * lane_tokens; t < of.length; t += slab_tokens)
+      sum += of.total(call.row_sums, t) - of.total(call.column_sums, t);
+    return sum;
+  };
+  double ending = said(number, sums), weights = 1;
+  if (number + 1 < call.numbers) {
+    const Chunk next = call.chunks[number + 1];
+    if (next.length > 0 && next.first == chunk.first) {
+      const Sums<Real> of = sums_of(next);
+      const double weight = call.gbar[(number + 1) * call.heads + head];
+      ending += weight * (said(number + 1, of) + change(of));
+      weights += weight;
+      if (number > chunk.first) {
+        const double before = call.gbar[number * call.heads + head];
+        ending += before * (said(number - 1, sums_of(call.chunks[number - 1])) - change(sums));
+        weights += before;
+      }
+    }
   }
 #pragma unroll
-  for (int offset = warp_size / 2; offset > 0; offset /= 2) {
-    through += __shfl_xor_sync(0xFFFFFFFFU, through, offset);
-    all_outflow += __shfl_xor_sync(0xFFFFFFFFU, all_outflow, offset);
-  }
-  const std::int64_t next = number + 1;
-  const bool has_next = next < call.numbers && call.chunks[next].length > 0 && call.chunks[next].first == chunk.first;
-  const double passing = through + (has_next ? 0.5 : 1.0) * all_outflow;
+  for (int offset = warp_size / 2; offset > 0; offset /= 2) ending += __shfl_xor_sync(0xFFFFFFFFU, ending, offset);
+  ending /= weights;
 
   // Walking backwards, `later` holds the sum of row - column over the tokens after the slab.
   double later = 0;
@@ -140,7 +168,7 @@ __global__ void __launch_bounds__(threads, sizeof(Real) == 8 ? 2 : 3)
       if (lane + offset < warp_size) all += other;
     }
     const double after = __shfl_down_sync(0xFFFFFFFFU, all, 1);
-    const double beyond = passing + later + (lane + 1 < warp_size ? after : 0);
+    const double beyond = ending + later + (lane + 1 < warp_size ? after : 0);
 #pragma unroll
     for (int x = 0; x < lane_tokens; ++x) {
       dlogi.of[warp][lane * lane_tokens + x] = static_cast<Real>(column[x]);

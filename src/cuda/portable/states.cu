@@ -297,12 +297,8 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks + (is_16_bit<
                         call.padded_dhv());
       if (carries_n) flow.store_n(unit * call.dqk + n_row, n);
       if (Direction == Time::reverse) {
-        // dlogf needs <C, dC> at the end of the chunk. gbar <C at its start, dC> and what the chunk adds is one way to
-        // have it, <C at the start of the next chunk, dC> another. Both C are rounded, each in its own way: the mean
-        // is closer.
-        const bool has_next = number + 1 < segment.first + segment.chunks;
-        const double decayed = product_with(number) * static_cast<double>(decay);
-        const double product = has_next ? 0.5 * (decayed + product_with(number + 1)) : decayed;
+        // See gate_gradients.cu for what it is for.
+        const double product = product_with(number) * static_cast<double>(decay);
         const int part = (row / tile_rows * dhv_tiles + col / Tile::width) * block_warps + threadIdx.x / 32;
         if (threadIdx.x % 32 == 0) call.through[unit * call.through_parts + part] = product;
       }

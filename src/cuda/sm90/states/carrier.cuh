@@ -53,14 +53,9 @@ struct Carrier : Block<T, Direction, Which, M, N, Packed> {
                   inverse_power(lift) * inverse_power(state_lift);
           }
           if (reverse) {
-            const bool has_next = walk.chunk + 1 < it.chunks;
-            if (k == 0 && has_next) await_c(1, loads);
             await_c(k % 2, loads);
-            const int stale = (k + 1) % 2;
-            const float with_own = tile.product_with(half(k % 2, warpgroup), at);
-            const float with_next = has_next ? tile.product_with(half(stale, warpgroup), at) : 0.0F;
-            store_through(unit, it, warpgroup, at, with_own, with_next, has_next, lift);
-            tile.publish(half(stale, warpgroup), at, state_lift);
+            store_through(unit, it, warpgroup, at, tile.product_with(half(k % 2, warpgroup), at), lift);
+            tile.publish(half(k % 2, warpgroup), at, state_lift);
           } else {
             arch::wait(space + Space::drained, turn ^ 1);
             turn ^= 1;
@@ -214,16 +209,11 @@ struct Carrier : Block<T, Direction, Which, M, N, Packed> {
     write_n(it, at, n, lift, [&](int r, float value) { to[r] = value; });
   }
 
-  // See portable/states.cu for why two products.
+  // gbar <C at the start of the chunk, dC at its end>: see portable/gate_gradients.cu.
   __device__ void store_through(std::int64_t unit, const Item& it, int warpgroup, const Lane& at, float with_own,
-                                float with_next, bool has_next, float lift) const {
-    const double decay = call.gbar[unit];
-    if constexpr (lifted) {
-      const float* lowers = call.state_lowers + unit * tiles() + tile_of(it);
-      with_own = with_own * inverse_power(lift) * lowers[0];
-      if (has_next) with_next = with_next * inverse_power(lift) * lowers[call.heads * tiles()];
-    }
-    double product = has_next ? 0.5 * (decay * with_own + with_next) : decay * with_own;
+                                float lift) const {
+    if constexpr (lifted) with_own *= inverse_power(lift) * call.state_lowers[unit * tiles() + tile_of(it)];
+    double product = static_cast<double>(call.gbar[unit]) * static_cast<double>(with_own);
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) product += __shfl_xor_sync(0xFFFFFFFFU, product, offset);
     const int part = (tile_of(it) * warpgroups + warpgroup) * 4 + at.warp;

@@ -88,13 +88,11 @@ struct Movers : Block<T, Direction, Which, M, N, Packed> {
     };
     each_item([&](const Item& it) {
       const int count = it.high - it.low;
-      if (reverse && (!Packed || count > 0)) {
-        load_c(it, it.high - 1, 0);
-        if (it.high < it.chunks) load_c(it, it.high, 1);
-      }
+      if (reverse)
+        for (int k = 0; k < min(count, Space::buffers); ++k) load_c(it, it.high - 1 - k, k);
       for (int k = 0; k < count; ++k, turn ^= 1) {
         const int chunk = reverse ? it.high - 1 - k : it.low + k;
-        const int buffer = reverse ? (k + 1) % 2 : 0;
+        const int buffer = reverse ? k % Space::buffers : 0;
         arch::wait(space + Space::staged, turn);
         const auto unit = static_cast<int>((it.first_number + chunk) * call.heads + it.head);
         for (int p = 0; p < warpgroups * N / panel; ++p)
@@ -103,8 +101,8 @@ struct Movers : Block<T, Direction, Which, M, N, Packed> {
         arch::wait_stores_read<0>();
         if (!reverse)
           arch::arrive(space + Space::drained);
-        else if (k + 1 < count)
-          load_c(it, chunk - 1, buffer);
+        else if (k + Space::buffers < count)
+          load_c(it, chunk - Space::buffers, buffer);
       }
     });
     arch::wait_stores<0>();
