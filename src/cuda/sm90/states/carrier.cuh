@@ -63,7 +63,7 @@ struct Carrier : Block<T, Direction, Which, M, N, Packed> {
           }
           arch::writes_before_copies();
           __syncwarp();
-          if (at.lane == 0) arch::arrive(space + Space::staged);
+          if (at.lane == 0) arch::arrive(space + Space::staged + 8 * (k % Space::buffers));
           if (column == 0) store_n(unit, it, at, n, lift);
           ++k;
         }

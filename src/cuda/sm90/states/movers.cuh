@@ -78,7 +78,7 @@ struct Movers : Block<T, Direction, Which, M, N, Packed> {
   }
 
   __device__ void move_states() const {
-    unsigned turn = 0;
+    unsigned turns = 0;  // parity of each buffer
     const auto load_c = [&](const Item& it, int chunk, int buffer) {
       const unsigned barrier = space + Space::loaded + 8 * buffer;
       arch::arrive_expecting(barrier, warpgroups * Space::half_bytes);
@@ -90,10 +90,11 @@ struct Movers : Block<T, Direction, Which, M, N, Packed> {
       const int count = it.high - it.low;
       if (reverse)
         for (int k = 0; k < min(count, Space::buffers); ++k) load_c(it, it.high - 1 - k, k);
-      for (int k = 0; k < count; ++k, turn ^= 1) {
+      for (int k = 0; k < count; ++k) {
         const int chunk = reverse ? it.high - 1 - k : it.low + k;
-        const int buffer = reverse ? k % Space::buffers : 0;
-        arch::wait(space + Space::staged, turn);
+        const int buffer = k % Space::buffers;
+        arch::wait(space + Space::staged + 8 * buffer, turns >> buffer & 1);
+        turns ^= 1U << buffer;
         const auto unit = static_cast<int>((it.first_number + chunk) * call.heads + it.head);
         for (int p = 0; p < warpgroups * N / panel; ++p)
           arch::store_box(half(buffer, 0) + p * M * panel_bytes, &maps.stored, it.column + p * panel, it.row, unit);

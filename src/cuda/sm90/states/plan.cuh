@@ -35,7 +35,8 @@ struct Space {
   static constexpr int gates = buffer + buffers * warpgroups * half_bytes;
   static constexpr int barriers = gates + slots * gate_floats * 4;
   static constexpr int full = barriers, empty = full + 8 * slots;
-  static constexpr int staged = empty + 8 * slots, drained = staged + 8, loaded = drained + 8;
+  // One for each buffer: a warp may be done with the next chunk while another is not with this one.
+  static constexpr int staged = empty + 8 * slots, drained = staged + 8 * buffers, loaded = drained + 8;
   static constexpr int largest = (loaded + 8 * buffers + 15) / 16 * 16;  // float16: the largest numbers of warps
   static constexpr int bytes = largest + 2 * 4 * 4 * warpgroups + 1024;
   static_assert(bytes <= 232448, "what a block may have");
