@@ -103,6 +103,12 @@ struct Call {
   // [numbers,H,tiles of a state] what Hopper's kernels multiply states and dstates of float16 by to have C and dC
   float* state_lowers;
   float* dstate_lowers;
+  // As u, qbar, abar and gbar, of the blocks of 64 tokens that Hopper's reverse-time kernel takes, with scale / den of
+  // a row in u and qbar. u goes with log_c. Only for chunks of 128; null: nobody wants them.
+  Log* block_u;
+  Real* block_qbar;
+  Real* block_abar;
+  Real* block_gbar;  // [block_numbers(),H]
 
   // Tokens of all sequences, and where the vectors of (chunk, head) begin.
   __host__ __device__ std::int64_t all_tokens() const { return batch * tokens; }
@@ -112,6 +118,10 @@ struct Call {
   // As `numbers`, for the states that are kept.
   __host__ std::int64_t kept_numbers() const {
     return chunks_per_row > 0 ? sequences * ((tokens + kept_chunk - 1) / kept_chunk) : tokens / kept_chunk + sequences;
+  }
+  // As `numbers`, of blocks of 64 tokens.
+  __host__ std::int64_t block_numbers() const {
+    return chunks_per_row > 0 ? sequences * ((tokens + 63) / 64) : tokens / 64 + sequences;
   }
   // Tokens of a segment, unless the sequence ends in it.
   __host__ __device__ std::int64_t segment_tokens() const { return static_cast<std::int64_t>(chunks_per_segment) * L; }

@@ -105,12 +105,25 @@ __host__ __device__ unsigned head_groups(const Call<Real>& call) {
   return (static_cast<unsigned>(call.heads) + heads_per_block - 1) / heads_per_block;
 }
 
+// The max state before and after a chunk, and the sum of its log f.
+struct ChunkEnds {
+  double m_start, m_end, b_last;
+};
+
+constexpr int block_tokens = 64;
+// Where the two blocks of a chunk meet: the sum of log f up to there, and the max state, in whose scale nothing is
+// stored.
+struct Middle {
+  double b, m;
+};
+
 // The gate scan of one chunk, in slabs. Gates are read by tokens, as they lie in memory; scanned by heads, a
 // few neighbouring tokens to a lane; and what comes of them is visited by heads again, neighbouring lanes on
 // neighbouring tokens, so that vectors are written in long stretches.
 template <class Real, class Work, int TokensPerLane>
 struct ChunkScan {
   static constexpr int tokens_per_lane = TokensPerLane, slab = tokens_per_lane * warp_size;
+  static constexpr bool has_blocks = std::is_same_v<Real, float> && slab == 2 * block_tokens;
   static constexpr int row = slab + 2;  // where eight heads of two tokens lie in banks of their own
   struct Slab {
     double b[heads_per_block][row], c[heads_per_block][row], top[heads_per_block][row];  // first log f, log i
@@ -158,6 +171,12 @@ struct ChunkScan {
   __device__ __forceinline__ void visit(int count, const Visit& visit) {
     __syncwarp();
     for (int t = lane; t < count; t += warp_size) visit(t, shared.b[warp][t], shared.c[warp][t], shared.top[warp][t]);
+  }
+  // Of a chunk that is visited; of a short one its end.
+  __device__ __forceinline__ Middle middle(int length, const ChunkEnds& ends) const {
+    if (length <= block_tokens) return {ends.b_last, ends.m_end};
+    const double b = shared.b[warp][block_tokens - 1];
+    return {b, call.exponential ? b + fmax(ends.m_start, shared.top[warp][block_tokens - 1]) : 0.0};
   }
 
  private:
@@ -216,11 +235,6 @@ __device__ float exponential(double x, float /*as*/) {
   return exp2f(parts.x) * (1 + static_cast<float>(1 / log2_e) * parts.y);
 }
 
-// The max state before and after a chunk, and the sum of its log f.
-struct ChunkEnds {
-  double m_start, m_end, b_last;
-};
-
 // What matrix kernels read of token t, by where the vectors of its chunk and head begin.
 template <class Real>
 __device__ __forceinline__ void write_vectors(const Call<Real>& call, std::int64_t at, const ChunkEnds& ends, double b,
@@ -236,6 +250,49 @@ __device__ __forceinline__ void write_vectors(const Call<Real>& call, std::int64
   }
   if (call.floor != nullptr) call.floor[at] = exponential(u - b, Real{});
   if (call.c != nullptr) call.c[at] = c;
+}
+
+// Of the first of a chunk's two blocks, counted as chunks of their size would be.
+template <class Real>
+__device__ std::int64_t block_number(const Call<Real>& call, const Chunk& chunk, std::int64_t number) {
+  const std::int64_t before = number - chunk.first;  // chunks of the sequence
+  const std::int64_t first = call.cu_seqlens == nullptr
+                                 ? chunk.sequence * ((call.tokens + block_tokens - 1) / block_tokens)
+                                 : (chunk.packed - before * call.L) / block_tokens + chunk.sequence;
+  return first + 2 * before;
+}
+
+// What Hopper's reverse-time kernel reads of token t of a chunk.
+template <class Scan>
+__device__ __forceinline__ void write_block_vectors(const Scan& scan, const Chunk& chunk, std::int64_t at, int t,
+                                                    const ChunkEnds& ends, double b, double c, double top) {
+  const Call<float>& call = scan.call;
+  const bool later = t >= block_tokens;
+  const Middle middle = scan.middle(chunk.length, ends);
+  const double u = call.exponential ? -fmax(ends.m_start, top) : b;
+  const float row = static_cast<float>(call.scale) * call.inverse[at];
+  float2 exponent;
+  as_exponent(u, exponent);
+  exponent.y += log2f(row);
+  call.block_u[at] = exponent;
+  call.block_qbar[at] = row * exponential(u + (later ? middle.m - middle.b : ends.m_start), 0.0F);
+  call.block_abar[at] = exponential(c + (later ? ends.b_last - ends.m_end : middle.b - middle.m), 0.0F);
+  if (t % block_tokens > 0) return;
+  const double decay = later ? ends.b_last - middle.b + middle.m - ends.m_end : middle.b + ends.m_start - middle.m;
+  const std::int64_t block = block_number(call, chunk, scan.number) + (later ? 1 : 0);
+  call.block_gbar[block * call.heads + scan.head] = exponential(decay, 0.0F);
+}
+
+// What is written of a chunk and head.
+template <class Scan>
+__device__ __forceinline__ auto vector_writer(const Scan& scan, const Chunk& chunk, const ChunkEnds& ends) {
+  const std::int64_t at = scan.call.vector(chunk, scan.head);
+  return [&scan, &chunk, ends, at](int t, double b, double c, double top) {
+    write_vectors(scan.call, at + t, ends, b, c, top);
+    if constexpr (Scan::has_blocks) {
+      if (scan.call.block_u != nullptr) write_block_vectors(scan, chunk, at + t, t, ends, b, c, top);
+    }
+  };
 }
 
 // The chunk table, b and top of every chunk and head, and the list of segments of packed sequences.
@@ -320,11 +377,9 @@ __global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, TokensPerLan
   Scan scan(call, slab);
   const Chunk chunk = call.chunks[scan.number];
   if (chunk.length == 0) return;
-  const std::int64_t at = call.vector(chunk, scan.head);
   const std::int64_t unit = min(scan.unit, call.numbers * call.heads - 1);  // heads beyond the last visit nothing
   const ChunkEnds ends{call.m_start[unit], call.m_end[unit], call.b_last[unit]};
-  scan.template run<true>(chunk,
-                          [&](int t, double b, double c, double top) { write_vectors(call, at + t, ends, b, c, top); });
+  scan.template run<true>(chunk, vector_writer(scan, chunk, ends));
 }
 
 // All three in one kernel, for dense batches of few chunks that fit a slab. The blocks of a row are a cluster, and each
@@ -374,9 +429,7 @@ __global__ void __launch_bounds__(chunk_threads, chunk_blocks<Work, TokensPerLan
         static_cast<Real*>(call.m_last.data)[chunk.sequence * call.m_last.sequence + scan.head * call.m_last.head] =
             static_cast<Real>(ends.m_end);
     }
-    const std::int64_t at = call.vector(chunk, scan.head);
-    scan.visit(chunk.length,
-               [&](int t, double b, double c, double top) { write_vectors(call, at + t, ends, b, c, top); });
+    scan.visit(chunk.length, vector_writer(scan, chunk, ends));
   }
   __syncwarp();
   arch::cluster_wait();  // nobody reads from this block any more
