@@ -235,21 +235,30 @@ __device__ float exponential(double x, float /*as*/) {
   return exp2f(parts.x) * (1 + static_cast<float>(1 / log2_e) * parts.y);
 }
 
+// Of a token: the exponent of its row, what the incoming state weighs there, what the token does in the outgoing one.
+template <class Real>
+struct Weights {
+  double u;
+  Real qbar, abar;
+};
+
 // What matrix kernels read of token t, by where the vectors of its chunk and head begin.
 template <class Real>
-__device__ __forceinline__ void write_vectors(const Call<Real>& call, std::int64_t at, const ChunkEnds& ends, double b,
-                                              double c, double top) {
+__device__ __forceinline__ Weights<Real> write_vectors(const Call<Real>& call, std::int64_t at, const ChunkEnds& ends,
+                                                       double b, double c, double top) {
   const double u = call.exponential ? -fmax(ends.m_start, top) : b;  // b - m, but not as that difference: it rounds
   as_exponent(u, call.u[at]);
   as_exponent(c, call.log_c[at]);
-  call.qbar[at] = exponential(u + ends.m_start, Real{});
-  call.abar[at] = exponential(ends.b_last + c - ends.m_end, Real{});
+  const Real qbar = exponential(u + ends.m_start, Real{}), abar = exponential(ends.b_last + c - ends.m_end, Real{});
+  call.qbar[at] = qbar;
+  call.abar[at] = abar;
   if (!call.normalized && call.h.data != nullptr) {  // backward has them from forward, or makes them
     call.inverse[at] = 1;
     call.slope[at] = 0;
   }
   if (call.floor != nullptr) call.floor[at] = exponential(u - b, Real{});
   if (call.c != nullptr) call.c[at] = c;
+  return {u, qbar, abar};
 }
 
 // Of the first of a chunk's two blocks, counted as chunks of their size would be.
@@ -265,18 +274,18 @@ __device__ std::int64_t block_number(const Call<Real>& call, const Chunk& chunk,
 // What Hopper's reverse-time kernel reads of token t of a chunk.
 template <class Scan>
 __device__ __forceinline__ void write_block_vectors(const Scan& scan, const Chunk& chunk, std::int64_t at, int t,
-                                                    const ChunkEnds& ends, double b, double c, double top) {
+                                                    const ChunkEnds& ends, double c, const Weights<float>& weights) {
   const Call<float>& call = scan.call;
   const bool later = t >= block_tokens;
   const Middle middle = scan.middle(chunk.length, ends);
-  const double u = call.exponential ? -fmax(ends.m_start, top) : b;
   const float row = static_cast<float>(call.scale) * call.inverse[at];
   float2 exponent;
-  as_exponent(u, exponent);
+  as_exponent(weights.u, exponent);
   exponent.y += log2f(row);
   call.block_u[at] = exponent;
-  call.block_qbar[at] = row * exponential(u + (later ? middle.m - middle.b : ends.m_start), 0.0F);
-  call.block_abar[at] = exponential(c + (later ? ends.b_last - ends.m_end : middle.b - middle.m), 0.0F);
+  const float inner = exponential(later ? weights.u + middle.m - middle.b : c + middle.b - middle.m, 0.0F);
+  call.block_qbar[at] = row * (later ? inner : weights.qbar);
+  call.block_abar[at] = later ? weights.abar : inner;
   if (t % block_tokens > 0) return;
   const double decay = later ? ends.b_last - middle.b + middle.m - ends.m_end : middle.b + ends.m_start - middle.m;
   const std::int64_t block = block_number(call, chunk, scan.number) + (later ? 1 : 0);
@@ -288,9 +297,9 @@ template <class Scan>
 __device__ __forceinline__ auto vector_writer(const Scan& scan, const Chunk& chunk, const ChunkEnds& ends) {
   const std::int64_t at = scan.call.vector(chunk, scan.head);
   return [&scan, &chunk, ends, at](int t, double b, double c, double top) {
-    write_vectors(scan.call, at + t, ends, b, c, top);
+    const auto weights = write_vectors(scan.call, at + t, ends, b, c, top);
     if constexpr (Scan::has_blocks) {
-      if (scan.call.block_u != nullptr) write_block_vectors(scan, chunk, at + t, t, ends, b, c, top);
+      if (scan.call.block_u != nullptr) write_block_vectors(scan, chunk, at + t, t, ends, c, weights);
     }
   };
 }

@@ -19,8 +19,8 @@ using T = __nv_bfloat16;
 template <int M, int N>
 void launch(const Call<float>& call, cudaStream_t stream) {
   using forward::launch_packing;
-  if (call.cu_seqlens == nullptr) return launch_packing<T, M, N, false, true, false, Time::reverse>(call, stream);
-  if constexpr (M <= 2) launch_packing<T, M, N, false, true, true, Time::reverse>(call, stream);
+  call.cu_seqlens == nullptr ? launch_packing<T, M, N, false, true, false, Time::reverse>(call, stream)
+                             : launch_packing<T, M, N, false, true, true, Time::reverse>(call, stream);
 }
 
 // Forward's names for what it reads and writes.
@@ -49,11 +49,6 @@ Call<float> twin_of(const Call<float>& call) {
 }
 
 }  // namespace
-
-// Of packed sequences no wide states: see keeps_hopper_states.
-bool takes_reverse(std::int64_t dqk, std::int64_t dhv, bool packed) {
-  return wide_gradients(dqk, dhv) && !(packed && dqk > 128);
-}
 
 void launch_reverse(const Call<float>& call, cudaStream_t stream) {
   launch_segment_ends<T>(call, stream);

@@ -50,10 +50,7 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed, Direction> {
     KeySlots k;
     each_item([&](const Item& it) {
       const int qk_head = it.head / call.group;
-#pragma unroll 1
-      for (int block = first(it); (reverse ? block >= it.low : block < it.high);
-           block += step, ring.advance(), k.advance(Space::parts)) {
-        const int token = it.map_token(call) + block * block_tokens;
+      const auto load_block = [&](int token) {
         const auto load = [&](const CUtensorMap& map, int to, unsigned full, int panels, int column, int columns,
                               int head) {
           arch::arrive_expecting(full, panels * panel_bytes);
@@ -71,7 +68,7 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed, Direction> {
             load(maps.k, Space::k + part.slot * Space::part_bytes, at(Space::k_full, part.slot), Space::part_panels,
                  p * part_columns, call.dqk, qk_head);
           }
-        if (!Others) continue;
+        if (!Others) return;
         arch::wait(at(Space::v_empty, ring.slot), ring.phase ^ 1);
         load(maps.v, Space::v + ring.slot * Space::v_bytes, at(Space::v_full, ring.slot), N / 64, it.tile * N, call.dhv,
              it.head);
@@ -82,6 +79,20 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed, Direction> {
           load(maps.q, Space::q + ring.slot * Space::q_bytes + p * Space::part_bytes, at(Space::q_full, part),
                Space::part_panels, p * part_columns, call.dqk, qk_head);
         }
+      };
+      const auto advance = [&] {
+        ring.advance();
+        k.advance(Space::parts);
+      };
+      if constexpr (reverse) {  // counted in tokens, which takes fewer registers
+        const int last = it.map_token(call) + it.low * block_tokens;
+#pragma unroll 1
+        for (int token = it.map_token(call) + first(it) * block_tokens; token >= last; token -= block_tokens, advance())
+          load_block(token);
+      } else {
+#pragma unroll 1
+        for (int block = it.low; block < it.high; ++block, advance())
+          load_block(it.map_token(call) + block * block_tokens);
       }
     });
   }

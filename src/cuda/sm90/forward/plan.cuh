@@ -60,8 +60,9 @@ struct Space : Roles<M, N> {
 template <class T, int M, int N, bool Normalized, bool Keep, bool Packed, Time Direction>
 struct Registers {
   using Roles = forward::Roles<M, N>;
-  static constexpr bool tall = M > 2 && N == 64;        // all rows of a state of dqk above 128 in one warpgroup
-  static constexpr bool more = Packed || has_lifts<T>;  // outputs of wide states need more of them
+  static constexpr bool tall = M > 2 && N == 64;  // all rows of a state of dqk above 128 in one warpgroup
+  // Outputs of wide states need more of them.
+  static constexpr bool more = (Packed && Direction == Time::forward) || has_lifts<T>;
   static constexpr int outputs = Roles::wide    ? (more ? 144 : 136)
                                  : tall && Keep ? 128
                                  : N == 64      ? (Normalized ? 136 : 144)
