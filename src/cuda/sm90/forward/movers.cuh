@@ -50,7 +50,13 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed, Direction> {
     KeySlots k;
     each_item([&](const Item& it) {
       const int qk_head = it.head / call.group;
-      const auto load_block = [&](int token) {
+      // A block, in reverse time its first token: that takes fewer registers.
+      const int last = reverse ? it.map_token(call) + it.low * block_tokens : 0;
+#pragma unroll 1
+      for (int place = reverse ? last + (it.high - 1 - it.low) * block_tokens : it.low;
+           (reverse ? place >= last : place < it.high);
+           place += reverse ? -block_tokens : 1, ring.advance(), k.advance(Space::parts)) {
+        const int token = reverse ? place : it.map_token(call) + place * block_tokens;
         const auto load = [&](const CUtensorMap& map, int to, unsigned full, int panels, int column, int columns,
                               int head) {
           arch::arrive_expecting(full, panels * panel_bytes);
@@ -68,7 +74,7 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed, Direction> {
             load(maps.k, Space::k + part.slot * Space::part_bytes, at(Space::k_full, part.slot), Space::part_panels,
                  p * part_columns, call.dqk, qk_head);
           }
-        if (!Others) return;
+        if (!Others) continue;
         arch::wait(at(Space::v_empty, ring.slot), ring.phase ^ 1);
         load(maps.v, Space::v + ring.slot * Space::v_bytes, at(Space::v_full, ring.slot), N / 64, it.tile * N, call.dhv,
              it.head);
@@ -79,20 +85,6 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed, Direction> {
           load(maps.q, Space::q + ring.slot * Space::q_bytes + p * Space::part_bytes, at(Space::q_full, part),
                Space::part_panels, p * part_columns, call.dqk, qk_head);
         }
-      };
-      const auto advance = [&] {
-        ring.advance();
-        k.advance(Space::parts);
-      };
-      if constexpr (reverse) {  // counted in tokens, which takes fewer registers
-        const int last = it.map_token(call) + it.low * block_tokens;
-#pragma unroll 1
-        for (int token = it.map_token(call) + first(it) * block_tokens; token >= last; token -= block_tokens, advance())
-          load_block(token);
-      } else {
-#pragma unroll 1
-        for (int block = it.low; block < it.high; ++block, advance())
-          load_block(it.map_token(call) + block * block_tokens);
       }
     });
   }
