@@ -115,9 +115,8 @@ void choose_segments(Plan& plan, std::int64_t chunks) {
 
 // On Hopper a block has a multiprocessor for itself. The states that segments start from are summed up by blocks of
 // stage states, each of which takes a piece of a segment; of the last segment no total is needed. The numbers with the
-// least time, in chunks of such a sum on one multiprocessor: outputs cost a little more than a sum, dC with dV half as
-// much again, dstates, which reads states too, twice as much; a block needs the time of some chunks to begin and to
-// end, and sums are scanned.
+// least time, in chunks of such a sum on one multiprocessor: outputs cost a little more than a sum, in reverse time dC
+// twice as much, with dV or without; a block needs the time of some chunks to begin and to end, and sums are scanned.
 void choose_hopper_segments(Plan& plan, std::int64_t chunks) {
   const bool forward = plan.operation == Operation::forward;
   if (plan.shape.sequences > plan.shape.batch) {
@@ -128,12 +127,12 @@ void choose_hopper_segments(Plan& plan, std::int64_t chunks) {
         std::clamp<std::int64_t>(std::min(multiprocessors / blocks, chunks / fewest_chunks), 1, most_pieces);
     return;
   }
-  const bool fused = forward || plan.hopper_reverse;
-  const double weight = forward ? 1.2 : fused ? 1.5 : 2, piece_start = 8, scan = 4, scanned = 0.03;
+  const double weight = forward ? 1.2 : 2, piece_start = 8, scan = 4, scanned = 0.03;
   const std::int64_t most_segments = std::clamp<std::int64_t>(chunks / fewest_chunks, 1, most_pieces);
   const std::int64_t heads = plan.shape.sequences * std::max<std::int64_t>(ceil_div(plan.shape.heads, plan.slices), 1);
   const std::int64_t summing = heads * cuda::hopper_tiles(plan.shape);
-  const std::int64_t working = fused ? heads * cuda::hopper_forward_tiles(plan.shape) : summing;
+  const std::int64_t working =
+      forward || plan.hopper_reverse ? heads * cuda::hopper_forward_tiles(plan.shape) : summing;
   const auto turns = [](std::int64_t blocks) { return static_cast<double>(ceil_div(blocks, multiprocessors)); };
   const auto length = [&](std::int64_t parts) { return static_cast<double>(ceil_div(chunks, parts)); };
   double least = std::numeric_limits<double>::infinity();
