@@ -110,7 +110,6 @@ struct ChunkEnds {
   double m_start, m_end, b_last;
 };
 
-constexpr int block_tokens = 64;
 // Where the two blocks of a chunk meet: the sum of log f up to there, and the max state, in whose scale nothing is
 // stored.
 struct Middle {
@@ -123,7 +122,7 @@ struct Middle {
 template <class Real, class Work, int TokensPerLane>
 struct ChunkScan {
   static constexpr int tokens_per_lane = TokensPerLane, slab = tokens_per_lane * warp_size;
-  static constexpr bool has_blocks = std::is_same_v<Real, float> && slab == 2 * block_tokens;
+  static constexpr bool has_blocks = std::is_same_v<Real, float> && slab == 2 * reverse_block;
   static constexpr int row = slab + 2;  // where eight heads of two tokens lie in banks of their own
   struct Slab {
     double b[heads_per_block][row], c[heads_per_block][row], top[heads_per_block][row];  // first log f, log i
@@ -174,9 +173,9 @@ struct ChunkScan {
   }
   // Of a chunk that is visited; of a short one its end.
   __device__ __forceinline__ Middle middle(int length, const ChunkEnds& ends) const {
-    if (length <= block_tokens) return {ends.b_last, ends.m_end};
-    const double b = shared.b[warp][block_tokens - 1];
-    return {b, call.exponential ? b + fmax(ends.m_start, shared.top[warp][block_tokens - 1]) : 0.0};
+    if (length <= reverse_block) return {ends.b_last, ends.m_end};
+    const double b = shared.b[warp][reverse_block - 1];
+    return {b, call.exponential ? b + fmax(ends.m_start, shared.top[warp][reverse_block - 1]) : 0.0};
   }
 
  private:
@@ -266,8 +265,8 @@ template <class Real>
 __device__ std::int64_t block_number(const Call<Real>& call, const Chunk& chunk, std::int64_t number) {
   const std::int64_t before = number - chunk.first;  // chunks of the sequence
   const std::int64_t first = call.cu_seqlens == nullptr
-                                 ? chunk.sequence * ((call.tokens + block_tokens - 1) / block_tokens)
-                                 : (chunk.packed - before * call.L) / block_tokens + chunk.sequence;
+                                 ? chunk.sequence * ((call.tokens + reverse_block - 1) / reverse_block)
+                                 : (chunk.packed - before * call.L) / reverse_block + chunk.sequence;
   return first + 2 * before;
 }
 
@@ -276,7 +275,7 @@ template <class Scan>
 __device__ __forceinline__ void write_block_vectors(const Scan& scan, const Chunk& chunk, std::int64_t at, int t,
                                                     const ChunkEnds& ends, double c, const Weights<float>& weights) {
   const Call<float>& call = scan.call;
-  const bool later = t >= block_tokens;
+  const bool later = t >= reverse_block;
   const Middle middle = scan.middle(chunk.length, ends);
   const float row = static_cast<float>(call.scale) * call.inverse[at];
   float2 exponent;
@@ -286,7 +285,7 @@ __device__ __forceinline__ void write_block_vectors(const Scan& scan, const Chun
   const float inner = exponential(later ? weights.u + middle.m - middle.b : c + middle.b - middle.m, 0.0F);
   call.block_qbar[at] = row * (later ? inner : weights.qbar);
   call.block_abar[at] = later ? weights.abar : inner;
-  if (t % block_tokens > 0) return;
+  if (t % reverse_block > 0) return;
   const double decay = later ? ends.b_last - middle.b + middle.m - ends.m_end : middle.b + ends.m_start - middle.m;
   const std::int64_t block = block_number(call, chunk, scan.number) + (later ? 1 : 0);
   call.block_gbar[block * call.heads + scan.head] = exponential(decay, 0.0F);

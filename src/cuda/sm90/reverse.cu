@@ -15,6 +15,7 @@ namespace tfla::cuda::sm90 {
 namespace {
 
 using T = __nv_bfloat16;
+static_assert(reverse_block == block_tokens, "their gate vectors");
 
 template <int M, int N>
 void launch(const Call<float>& call, cudaStream_t stream) {
