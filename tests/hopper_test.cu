@@ -33,7 +33,10 @@ Plan check_on_hopper(const Case& c, bool gradients, const std::function<void(Pro
   const reference::Judge judge(problem, true);
   EXPECT_TRUE(plan(problem.forward(), on_gpu).hopper) << label(c);
   EXPECT_TRUE(plan(problem.backward(), on_gpu).hopper) << label(c);
-  EXPECT_EQ(plan(problem.backward(), on_gpu).hopper_gradients, gradients) << label(c);
+  const Plan chosen = plan(problem.backward(), on_gpu);
+  EXPECT_EQ(chosen.hopper_gradients, gradients) << label(c);
+  const bool wide = chosen.shape.dqk > 128 || chosen.shape.dhv > 256;
+  EXPECT_EQ(chosen.hopper_reverse, gradients && wide && chosen.shape.dtype == DType::bfloat16) << label(c);
   forward(problem.forward(), on_gpu);
   backward(problem.backward(), on_gpu);
   EXPECT_TRUE(within_bounds(judge.forward_errors(), c)) << label(c);
@@ -119,6 +122,54 @@ TEST_F(Cuda, GradientsOnHopper) {
 TEST_F(Cuda, Float16GradientsOnHopper) {
   if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
   check_shapes_on_hopper(DType::float16);
+}
+
+// dC and dV in one kernel: both columns of blocks, ends of sequences at every place of a chunk, segments with and
+// without pieces, more tiles than multiprocessors.
+TEST_F(Cuda, ReverseOnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  constexpr HopperShape shapes[] = {
+      {3, 1, 3, 256, 512, Layout::bthd, InputGate::exponential, true},
+      {2, 64, 2, 136, 264, Layout::bhtd, InputGate::sigmoid, true},
+      {1, 65, 2, 200, 72, Layout::fused},
+      {2, 100, 2, 8, 264, Layout::bhtd, InputGate::sigmoid, true},
+      {1, 128, 3, 72, 320, Layout::fused, InputGate::exponential, true},
+      {2, 129, 2, 136, 40, Layout::bthd, InputGate::exponential, true},
+      {1, 192, 2, 128, 264, Layout::bthd, InputGate::sigmoid},
+      {2, 300, 30, 136, 136},
+      {1, 1000, 2, 136, 8, Layout::bhtd, InputGate::sigmoid, true},
+      {1, 4096, 2, 16, 264, Layout::bthd, InputGate::exponential, true},
+      {1, 4033, 1, 136, 136, Layout::bthd, InputGate::exponential, true},
+      {1, 65536, 1, 8, 264, Layout::bthd, InputGate::sigmoid, true},
+      {2, 30000, 2, 8, 264, Layout::bhtd, InputGate::exponential, true},
+      {1, 20000, 1, 136, 8, Layout::bthd, InputGate::exponential, true},
+  };
+  bool keep = false;
+  std::int64_t segments = 1;
+  for (const HopperShape& shape : shapes) {
+    keep = !keep;
+    Case c = gpu_case({.batch = shape.batch,
+                       .tokens = shape.tokens,
+                       .qk_heads = shape.heads,
+                       .heads = shape.heads,
+                       .dqk = shape.dqk,
+                       .dhv = shape.dhv,
+                       .dtype = DType::bfloat16});
+    c.layout = shape.layout;
+    c.options = {.gate = shape.gate, .keep_states = keep};
+    c.initial_state = c.last_state_grad = shape.states;
+    check_on_hopper(c, true);
+    c.shape.sequences = shape.batch;
+    c.shape.longest = shape.tokens;
+    segments = std::max(segments, plan(Operation::backward, c.shape, c.options, on_gpu).segments);
+  }
+  EXPECT_GT(segments, 1);
+  for (const Regime regime : reference::all_regimes) {
+    Case c = gpu_case(
+        {.batch = 1, .tokens = 500, .qk_heads = 2, .heads = 2, .dqk = 136, .dhv = 264, .dtype = DType::bfloat16});
+    c.regime = regime;
+    check_on_hopper(c, true);
+  }
 }
 
 Case half_case(std::int64_t tokens, std::int64_t heads, std::int64_t dqk, std::int64_t dhv) {

@@ -55,6 +55,7 @@ struct Plan {
 
   bool hopper = false;            // cuda: stages states and outputs by kernels of sm_90a
   bool hopper_gradients = false;  // and stage gradients
+  bool hopper_reverse = false;    // dC and dV by one of them, in place of stages dstates and values
 
   bool keeps_states = false;  // from forward to backward, in `saved`
   bool keeps_rows = false;    // of these only the denominators

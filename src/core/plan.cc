@@ -115,8 +115,8 @@ void choose_segments(Plan& plan, std::int64_t chunks) {
 
 // On Hopper a block has a multiprocessor for itself. The states that segments start from are summed up by blocks of
 // stage states, each of which takes a piece of a segment; of the last segment no total is needed. The numbers with the
-// least time, in chunks of such a sum on one multiprocessor: outputs cost a little more than a sum, dstates twice as
-// much; a block needs the time of some chunks to begin and to end, and sums are scanned.
+// least time, in chunks of such a sum on one multiprocessor: outputs cost a little more than a sum, in reverse time dC
+// twice as much, with dV or without; a block needs the time of some chunks to begin and to end, and sums are scanned.
 void choose_hopper_segments(Plan& plan, std::int64_t chunks) {
   const bool forward = plan.operation == Operation::forward;
   if (plan.shape.sequences > plan.shape.batch) {
@@ -131,7 +131,8 @@ void choose_hopper_segments(Plan& plan, std::int64_t chunks) {
   const std::int64_t most_segments = std::clamp<std::int64_t>(chunks / fewest_chunks, 1, most_pieces);
   const std::int64_t heads = plan.shape.sequences * std::max<std::int64_t>(ceil_div(plan.shape.heads, plan.slices), 1);
   const std::int64_t summing = heads * cuda::hopper_tiles(plan.shape);
-  const std::int64_t working = forward ? heads * cuda::hopper_forward_tiles(plan.shape) : summing;
+  const std::int64_t working =
+      forward || plan.hopper_reverse ? heads * cuda::hopper_forward_tiles(plan.shape) : summing;
   const auto turns = [](std::int64_t blocks) { return static_cast<double>(ceil_div(blocks, multiprocessors)); };
   const auto length = [&](std::int64_t parts) { return static_cast<double>(ceil_div(chunks, parts)); };
   double least = std::numeric_limits<double>::infinity();
@@ -249,6 +250,7 @@ Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions&
   const bool exact_backward = operation == Operation::backward && options.exact_normalizer_grad;
   plan.hopper = hopper_shape && fits && !exact_backward;
   plan.hopper_gradients = plan.hopper && cuda::hopper_takes_gradients(plan, options);
+  plan.hopper_reverse = plan.hopper_gradients && cuda::hopper_takes_reverse(shape);
   // Portable gradients do not read what Hopper's kernels store of float16.
   if (operation == Operation::backward && shape.dtype == DType::float16) plan.hopper = plan.hopper_gradients;
   if (plan.device == Device::cuda && plan.formulation != Formulation::recurrent)
@@ -298,6 +300,7 @@ std::string cuda_kernels(const Plan& plan) {
     return plan.keeps_states ? "gates, dstates, gradients (portable)"
                              : "gates, states, rows, dstates, gradients (portable)";
   if (!plan.hopper_gradients) return "gates (portable), states, dstates (sm_90a), gradients (portable)";
+  if (plan.hopper_reverse) return "gates (portable), states, dstates + values, keys (sm_90a)";
   return fmt::format("gates (portable), states, dstates, {} (sm_90a)",
                      cuda::hopper_splits_gradients(plan.shape) ? "values, keys" : "gradients");
 }

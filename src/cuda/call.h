@@ -7,6 +7,7 @@
 namespace tfla::cuda {
 
 inline constexpr int largest_pieces = 64;  // of a sequence
+inline constexpr int reverse_block = 64;   // tokens that Hopper's reverse-time kernel takes at a time: half a chunk
 
 // A [B,T,H,D] tensor (D = 1 for gates). Strides in elements.
 struct Rows {
@@ -103,6 +104,12 @@ struct Call {
   // [numbers,H,tiles of a state] what Hopper's kernels multiply states and dstates of float16 by to have C and dC
   float* state_lowers;
   float* dstate_lowers;
+  // As u, qbar, abar and gbar, of the two blocks of each chunk (reverse_block), with scale / den of a row in u and
+  // qbar. u goes with log_c. Null: nobody wants them.
+  Log* block_u;
+  Real* block_qbar;
+  Real* block_abar;
+  Real* block_gbar;  // [block_numbers(),H]
 
   // Tokens of all sequences, and where the vectors of (chunk, head) begin.
   __host__ __device__ std::int64_t all_tokens() const { return batch * tokens; }
@@ -112,6 +119,11 @@ struct Call {
   // As `numbers`, for the states that are kept.
   __host__ std::int64_t kept_numbers() const {
     return chunks_per_row > 0 ? sequences * ((tokens + kept_chunk - 1) / kept_chunk) : tokens / kept_chunk + sequences;
+  }
+  // As `numbers`, of such blocks.
+  __host__ std::int64_t block_numbers() const {
+    return chunks_per_row > 0 ? sequences * ((tokens + reverse_block - 1) / reverse_block)
+                              : tokens / reverse_block + sequences;
   }
   // Tokens of a segment, unless the sequence ends in it.
   __host__ __device__ std::int64_t segment_tokens() const { return static_cast<std::int64_t>(chunks_per_segment) * L; }

@@ -94,8 +94,15 @@ void carve(Arena& arena, Arena& kept, const Plan& plan, Call<typename Config<T>:
   call.dn_states = arena.take<Real>(chunks * call.dqk);
   for (Real** vector : {&call.row_sums, &call.column_sums, &call.outflow})
     *vector = arena.take<Real>(dqk_tiles * vectors);
-  call.through_parts = static_cast<int>(plan.hopper ? sm90::state_parts(call.dqk, call.dhv) : through_parts<T>(call));
+  call.through_parts = static_cast<int>(plan.hopper_reverse ? dqk_tiles
+                                        : plan.hopper       ? sm90::state_parts(call.dqk, call.dhv)
+                                                            : through_parts<T>(call));
   call.through = arena.take<double>(chunks * call.through_parts);
+  if (plan.hopper_reverse) {
+    call.block_u = arena.take<typename Call<Real>::Log>(vectors);
+    for (Real** vector : {&call.block_qbar, &call.block_abar}) *vector = arena.take<Real>(vectors);
+    call.block_gbar = arena.take<Real>(call.block_numbers() * call.heads);
+  }
   if (!plan.hopper || !std::is_same_v<T, __half>) return;
   for (float** lowers : {&call.state_lowers, &call.dstate_lowers})
     *lowers = arena.take<float>(chunks * sm90::state_tiles(call.dqk, call.dhv));
@@ -258,7 +265,9 @@ void backward_as(const MlstmBackward& args, const Plan& plan, const Call<typenam
   call.dn_last = state_rows(args.dlast_state.n);
   call.dC0 = state_rows(args.dinitial_state.C);
   call.dn0 = state_rows(args.dinitial_state.n);
-  launch_gates(call, stream);
+  Call<Real> chunks = call;  // without kept denominators there are no vectors of blocks yet
+  if (!plan.keeps_states) chunks.block_u = nullptr;
+  launch_gates(chunks, stream);
   const bool hopper = plan.hopper && is_16_bit<T>;
   if (!plan.keeps_states || plan.keeps_rows) {
     if constexpr (is_16_bit<T>) {
@@ -267,13 +276,21 @@ void backward_as(const MlstmBackward& args, const Plan& plan, const Call<typenam
     if (!hopper) launch_states<T>(call, stream);
   }
   if (!plan.keeps_states) launch_denominators<T>(call, stream);
+  if (!plan.keeps_states && plan.hopper_reverse) launch_gates(call, stream);
   launch_rows<T>(call, stream);
   if constexpr (is_16_bit<T>) {
-    if (hopper) sm90::launch_dstates<T>(call, stream);
+    if (plan.hopper_reverse)
+      sm90::launch_reverse(call, stream);
+    else if (hopper)
+      sm90::launch_dstates<T>(call, stream);
   }
   if (!hopper) launch_dstates<T>(call, stream);
   if constexpr (is_16_bit<T>) {
-    if (plan.hopper_gradients) sm90::launch_gradients<T>(call, stream);
+    if (plan.hopper_reverse) {
+      sm90::launch_through(call, stream);
+      sm90::launch_keys<T>(call, stream);
+    } else if (plan.hopper_gradients)
+      sm90::launch_gradients<T>(call, stream);
   }
   if (!plan.hopper_gradients) launch_gradients<T>(call, stream);
   launch_gate_gradients<T>(call, stream);
@@ -397,6 +414,10 @@ std::int64_t hopper_tiles(const MlstmShape& shape) {
 }
 
 std::int64_t hopper_forward_tiles(const MlstmShape& shape) { return sm90::forward_tiles(static_cast<int>(shape.dhv)); }
+
+bool hopper_takes_reverse(const MlstmShape& shape) {
+  return shape.dtype == DType::bfloat16 && sm90::wide_gradients(shape.dqk, shape.dhv);
+}
 
 bool hopper_splits_gradients(const MlstmShape& shape) { return sm90::wide_gradients(shape.dqk, shape.dhv); }
 

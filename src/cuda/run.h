@@ -16,6 +16,8 @@ void check_available();
 // Tiles of a state, each of which has a multiprocessor for itself, in stage states and in forward.
 [[nodiscard]] std::int64_t hopper_tiles(const MlstmShape& shape);
 [[nodiscard]] std::int64_t hopper_forward_tiles(const MlstmShape& shape);
+// Whether dC and dV are one kernel there, of shapes whose gradients it takes.
+[[nodiscard]] bool hopper_takes_reverse(const MlstmShape& shape);
 // Whether stage gradients is two kernels there: values and keys.
 [[nodiscard]] bool hopper_splits_gradients(const MlstmShape& shape);
 // And as far as it depends on the tensors: steps between rows that the tensor memory accelerator knows.

@@ -13,6 +13,7 @@ bool hopper_takes(const MlstmShape& /*shape*/, const MlstmOptions& /*options*/) 
 bool hopper_takes_gradients(const Plan& /*plan*/, const MlstmOptions& /*options*/) { return false; }
 std::int64_t hopper_tiles(const MlstmShape& /*shape*/) { return 1; }
 std::int64_t hopper_forward_tiles(const MlstmShape& /*shape*/) { return 1; }
+bool hopper_takes_reverse(const MlstmShape& /*shape*/) { return false; }
 bool hopper_splits_gradients(const MlstmShape& /*shape*/) { return false; }
 bool hopper_fits(const MlstmForward& /*args*/) { return false; }
 bool hopper_fits(const MlstmBackward& /*args*/) { return false; }

@@ -93,10 +93,10 @@ __device__ double max_state(const Call<Real>& call, double m, const MaxMap& map)
 
 using namespace gate_block;
 
-// On a multiprocessor: mostly they wait. Long: chunks may be longer than a slab.
-template <class Work, bool Long>
+// On a multiprocessor: mostly they wait. Long: chunks may be longer than a slab. Blocks: see Call::block_u.
+template <class Work, bool Long, bool Blocks = false>
 constexpr int chunk_blocks = sizeof(Work) == 8 ? 2
-                             : Long            ? 3
+                             : Long || Blocks  ? 3
                                                : 4;
 
 // Of neighbouring tokens: the sum of log f up to each, log i minus that, and the running maximum of that.
@@ -275,6 +275,67 @@ __device__ __forceinline__ void write_vectors(const Call<Real>& call, std::int64
   if (call.c != nullptr) write(call.c, [&](int t) { return scan.c[t]; });
 }
 
+static_assert(slab_tokens == 2 * reverse_block, "the blocks of a chunk are in one slab");
+
+// Where the two blocks of a chunk meet: the sum of log f up to there, and the max state, in whose scale nothing is
+// stored. Of a short chunk its end. By all lanes of a warp.
+struct Middle {
+  double b, m;
+};
+template <class Real>
+__device__ __forceinline__ Middle middle_of(const Call<Real>& call, int length, const ChunkEnds& ends,
+                                            const LaneScan& scan) {
+  constexpr int last_lane = reverse_block / lane_tokens - 1;  // of the first block
+  const double b = __shfl_sync(0xFFFFFFFFU, scan.b[lane_tokens - 1], last_lane);
+  const double top = __shfl_sync(0xFFFFFFFFU, scan.top[lane_tokens - 1], last_lane);
+  if (length <= reverse_block) return {ends.b_last, ends.m_end};
+  return {b, call.exponential ? b + fmax(ends.m_start, top) : 0.0};
+}
+
+// Of the first of a chunk's two blocks, counted as chunks of their size would be.
+template <class Real>
+__device__ std::int64_t block_number(const Call<Real>& call, const Chunk& chunk, std::int64_t number) {
+  const std::int64_t before = number - chunk.first;  // chunks of the sequence
+  const std::int64_t first = call.cu_seqlens == nullptr
+                                 ? chunk.sequence * ((call.tokens + reverse_block - 1) / reverse_block)
+                                 : (chunk.packed - before * call.L) / reverse_block + chunk.sequence;
+  return first + 2 * before;
+}
+
+// What Hopper's reverse-time kernel reads of some neighbouring tokens, from token t of a chunk on. at: where their
+// vectors begin.
+template <class Scan>
+__device__ __forceinline__ void write_block_vectors(const Scan& scan, const Chunk& chunk, std::int64_t at, int t,
+                                                    const ChunkEnds& ends, const LaneScan& own) {
+  const Call<float>& call = scan.call;
+  const Middle middle = middle_of(call, chunk.length, ends, own);
+  const int tokens = chunk.length - t;
+  if (tokens <= 0) return;
+  const bool whole = tokens >= lane_tokens && at % lane_tokens == 0, later = t >= reverse_block;
+  const auto write = [&](auto* to, const auto& value_of) { write_tokens(to + at, tokens, whole, value_of); };
+  double u[lane_tokens];
+  float row[lane_tokens];  // scale / den
+#pragma unroll
+  for (int x = 0; x < lane_tokens; ++x) {
+    u[x] = call.exponential ? -fmax(ends.m_start, own.top[x]) : own.b[x];
+    row[x] = static_cast<float>(call.scale) * call.inverse[at + min(x, tokens - 1)];
+  }
+  write(call.block_u, [&](int x) {
+    float2 exponent;
+    as_exponent(u[x], exponent);
+    exponent.y += log2f(row[x]);
+    return exponent;
+  });
+  // From the start of the token's block, and to its end.
+  const double from = later ? middle.m - middle.b : ends.m_start;
+  const double to = later ? ends.b_last - ends.m_end : middle.b - middle.m;
+  write(call.block_qbar, [&](int x) { return row[x] * exponential(u[x] + from, 0.0F); });
+  write(call.block_abar, [&](int x) { return exponential(own.c[x] + to, 0.0F); });
+  if (t % reverse_block > 0) return;
+  const std::int64_t block = block_number(call, chunk, scan.number) + (later ? 1 : 0);
+  call.block_gbar[block * call.heads + scan.head] = exponential(from + to, 0.0F);
+}
+
 // The chunk table, b and top of every chunk and head, and the list of segments of packed sequences.
 template <class Real, class Work, int Chunks, bool Long, bool Lists>
 __global__ void __launch_bounds__(threads, chunk_blocks<Work, Long>) chunk_totals_kernel(Call<Real> call) {
@@ -347,8 +408,8 @@ __global__ void __launch_bounds__(scan_threads) sequence_scan_kernel(Call<Real> 
 
 // The vectors that matrix kernels read. The scan inside the chunk is done again rather than kept, which would take
 // 24 bytes of scratch per token and head.
-template <class Real, class Work, int Chunks, bool Long>
-__global__ void __launch_bounds__(threads, chunk_blocks<Work, Long>) gate_vectors_kernel(Call<Real> call) {
+template <class Real, class Work, int Chunks, bool Long, bool Blocks>
+__global__ void __launch_bounds__(threads, chunk_blocks<Work, Long, Blocks>) gate_vectors_kernel(Call<Real> call) {
   using Scan = ChunkScan<Real, Work, Chunks>;
   __shared__ typename Scan::Shared shared;
   arch::after_previous_kernel();
@@ -358,7 +419,12 @@ __global__ void __launch_bounds__(threads, chunk_blocks<Work, Long>) gate_vector
   if (scan.inside) ends = {call.m_start[scan.unit], call.m_end[scan.unit], call.b_last[scan.unit]};
   const std::int64_t at = call.vector(scan.chunk(), scan.head);
   const int tokens = scan.inside ? scan.chunk().length : 0;
-  scan.template run<Long>([&](int t, const LaneScan& own) { write_vectors(call, at + t, tokens - t, ends, own); });
+  scan.template run<Long>([&](int t, const LaneScan& own) {
+    write_vectors(call, at + t, tokens - t, ends, own);
+    if constexpr (Blocks) {
+      if (scan.inside) write_block_vectors(scan, scan.chunk(), at + t, t, ends, own);
+    }
+  });
 }
 
 // All three in one kernel, for dense batches of few chunks that fit a slab. The blocks of a row are a cluster, and each
@@ -366,8 +432,9 @@ __global__ void __launch_bounds__(threads, chunk_blocks<Work, Long>) gate_vector
 template <int Chunks>
 constexpr int most_cluster_chunks = static_cast<int>(most_cluster_blocks) * Chunks;
 
-template <class Real, class Work, int Chunks>
-__global__ void __launch_bounds__(threads, chunk_blocks<Work, false>) gates_kernel(Call<Real> call, unsigned blocks) {
+template <class Real, class Work, int Chunks, bool Blocks>
+__global__ void __launch_bounds__(threads, chunk_blocks<Work, false, Blocks>)
+    gates_kernel(Call<Real> call, unsigned blocks) {
   using Scan = ChunkScan<Real, Work, Chunks>;
   __shared__ typename Scan::Shared shared;
   __shared__ MaxMap maps[gate_block::heads][Chunks];
@@ -419,21 +486,23 @@ __global__ void __launch_bounds__(threads, chunk_blocks<Work, false>) gates_kern
             static_cast<Real>(ends.m_end);
     }
     const int t = scan.lane % Scan::lanes * lane_tokens;
-    write_vectors(call, call.vector(chunk, scan.head) + t, chunk.length - t, ends, own);
+    const std::int64_t at = call.vector(chunk, scan.head) + t;
+    write_vectors(call, at, chunk.length - t, ends, own);
+    if constexpr (Blocks) write_block_vectors(scan, chunk, at, t, ends, own);
   }
   __syncwarp();
   arch::cluster_wait();  // nobody reads from this block any more
 }
 
-template <class Work, int Chunks, bool Long, class Real>
+template <class Work, int Chunks, bool Long, bool Blocks, class Real>
 void launch_gates_in(const Call<Real>& call, cudaStream_t stream) {
   const auto blocks_of = [](std::int64_t chunks) { return (chunks + Chunks - 1) / Chunks; };
   if constexpr (!Long) {
     if (runs_sm90_code() && call.cu_seqlens == nullptr && call.tokens > 0 &&
         call.chunks_per_row <= most_cluster_chunks<Chunks>) {
       const auto blocks = static_cast<unsigned>(blocks_of(call.chunks_per_row));
-      return launch_clusters("gates", gates_kernel<Real, Work, Chunks>, blocks, call.batch * head_groups(call) * blocks,
-                             threads, 0, stream, call, blocks);
+      return launch_clusters("gates", gates_kernel<Real, Work, Chunks, Blocks>, blocks,
+                             call.batch * head_groups(call) * blocks, threads, 0, stream, call, blocks);
     }
   }
   const std::int64_t blocks = blocks_of(call.numbers) * head_groups(call);
@@ -445,17 +514,19 @@ void launch_gates_in(const Call<Real>& call, cudaStream_t stream) {
   launch_chained("chunk_totals", chunk_totals, blocks, threads, 0, stream, call);
   launch_chained("sequence_scan", sequence_scan_kernel<Real>, call.sequences * call.heads, scan_threads, 0, stream,
                  call);
-  launch_chained("gate_vectors", gate_vectors_kernel<Real, Work, Chunks, Long>, blocks, threads, 0, stream, call);
+  launch_chained("gate_vectors", gate_vectors_kernel<Real, Work, Chunks, Long, Blocks>, blocks, threads, 0, stream,
+                 call);
 }
 
 // Two chunks to a block of 16-bit tensors alone, whose calls are the fastest.
 template <class Work, class Real>
 void launch_gates_as(const Call<Real>& call, cudaStream_t stream) {
-  if (call.L > slab_tokens) return launch_gates_in<Work, 1, true>(call, stream);
+  if (call.L > slab_tokens) return launch_gates_in<Work, 1, true, false>(call, stream);
   if constexpr (std::is_same_v<Work, float>) {
-    if (2 * call.L <= slab_tokens) return launch_gates_in<Work, 2, false>(call, stream);
+    if (2 * call.L <= slab_tokens) return launch_gates_in<Work, 2, false, false>(call, stream);
+    if (call.block_u != nullptr) return launch_gates_in<Work, 1, false, true>(call, stream);
   }
-  launch_gates_in<Work, 1, false>(call, stream);
+  launch_gates_in<Work, 1, false, false>(call, stream);
 }
 
 }  // namespace

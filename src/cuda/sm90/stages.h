@@ -28,9 +28,11 @@ void launch_states(const Call<float>& call, cudaStream_t stream);
 template <class T>
 void launch_dstates(const Call<float>& call, cudaStream_t stream);
 
-// The states that segments of a sequence start from, alone.
+// The states that segments of a sequence start from, alone; and in reverse time the dC they end with.
 template <class T>
 void launch_segment_starts(const Call<float>& call, cudaStream_t stream);
+template <class T>
+void launch_segment_ends(const Call<float>& call, cudaStream_t stream);
 
 // What totals of segments of packed sequences add up to.
 void launch_packed_scan(const Call<float>& call, bool reverse, cudaStream_t stream);
@@ -47,6 +49,11 @@ void launch_gradients(const Call<float>& call, cudaStream_t stream);
 // dQ, dK and the row sums of wide heads.
 template <class T>
 void launch_keys(const Call<float>& call, cudaStream_t stream);
+// dC and dV of wide heads in one, in blocks of 64 tokens: the reverse-time twin of launch_forward, for bfloat16. In
+// place of launch_dstates, but for <C, dC>, and of launch_values.
+void launch_reverse(const Call<float>& call, cudaStream_t stream);
+// <C, dC> alone, for launch_reverse.
+void launch_through(const Call<float>& call, cudaStream_t stream);
 // dV of wide heads.
 template <class T>
 void launch_values(const Call<float>& call, cudaStream_t stream);

@@ -82,8 +82,10 @@ enum class Terms { one, two, two_in_turn };
 
 // Together: 64-row parts whose operands are made at a time. Sets: of them in registers; one is made while the others
 // are multiplied.
-// Pairs: keys are weighted two at a time, by weights in two bfloat16, and summed up to n by a product.
-template <class T, int M, int N, Terms Keys, int Together = (M > 1 ? 2 : 1), int Sets = 2, bool Pairs = false>
+// Pairs: keys are weighted two at a time, by weights in two bfloat16, and summed up to n by a product. Sums: there is
+// n.
+template <class T, int M, int N, Terms Keys, int Together = (M > 1 ? 2 : 1), int Sets = 2, bool Pairs = false,
+          bool Sums = true>
 struct StateTile {
   static_assert(!Pairs || (Together == 1 && Keys != Terms::two_in_turn));
   static constexpr int together = Together;
@@ -230,14 +232,16 @@ struct StateTile {
           }
         }
         float sums[4] = {0, 0, 0, 0};  // of 16 tokens: tensor cores do not round as an addition does
-        arch::multiply_add(sums, raw, column[0], column[1], __nv_bfloat16{});
+        if constexpr (Sums) arch::multiply_add(sums, raw, column[0], column[1], __nv_bfloat16{});
         arch::products_begin();
         arch::multiply<__nv_bfloat16, arch::Major::across>(c[m], part.high[0], values + k * (16 * 128 / 16), true);
         if constexpr (Keys == Terms::two)
           arch::multiply<__nv_bfloat16, arch::Major::across>(c[m], part.low[0], values + k * (16 * 128 / 16), true);
         arch::products_commit();
-        n[m][0] += sums[0] + sums[1];
-        n[m][1] += sums[2] + sums[3];
+        if constexpr (Sums) {
+          n[m][0] += sums[0] + sums[1];
+          n[m][1] += sums[2] + sums[3];
+        }
       }
     }
   }
@@ -257,7 +261,7 @@ struct StateTile {
           split<T>(value, part.high[m][e]);
           continue;
         }
-        n[first + m][e % 2] += value.x + value.y;
+        if constexpr (Sums) n[first + m][e % 2] += value.x + value.y;
         if constexpr (Keys == Terms::two)
           part.high[m][e] = split<T>(value, part.low[m][e]);
         else

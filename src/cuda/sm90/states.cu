@@ -22,6 +22,7 @@ int state_tiles(int dqk, int dhv) { return (dqk <= 64 ? 1 : (dqk + 127) / 128) *
 int state_parts(int dqk, int dhv) { return state_tiles(dqk, dhv) * states::warpgroups * 4; }
 
 template void launch_segment_starts<__nv_bfloat16>(const Call<float>&, cudaStream_t);
+template void launch_segment_ends<__nv_bfloat16>(const Call<float>&, cudaStream_t);
 template void launch_states<__nv_bfloat16>(const Call<float>&, cudaStream_t);
 template void launch_dstates<__nv_bfloat16>(const Call<float>&, cudaStream_t);
 

@@ -4,6 +4,7 @@
 namespace tfla::cuda::sm90 {
 
 template void launch_segment_starts<__half>(const Call<float>&, cudaStream_t);
+template void launch_segment_ends<__half>(const Call<float>&, cudaStream_t);
 template void launch_states<__half>(const Call<float>&, cudaStream_t);
 template void launch_dstates<__half>(const Call<float>&, cudaStream_t);
 

@@ -5,18 +5,21 @@
 
 namespace tfla::cuda::sm90::forward {
 
-template <class T, int M, int N, bool Normalized, bool Keep, bool Packed>
-struct Carrier : Block<T, M, N, Normalized, Keep, Packed> {
-  using Base = Block<T, M, N, Normalized, Keep, Packed>;
+template <class T, int M, int N, bool Normalized, bool Keep, bool Packed, Time Direction>
+struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction> {
+  using Base = Block<T, M, N, Normalized, Keep, Packed, Direction>;
   using Base::at;
   using Base::call;
   using Base::each_item;
+  using Base::first;
   using Base::is_kept;
   using Base::kept_unit;
   using Base::lifted;
   using Base::maps;
+  using Base::reverse;
   using Base::shape;
   using Base::space;
+  using Base::step;
   using typename Base::Item;
   using typename Base::KeySlots;
   using typename Base::Slots;
@@ -38,7 +41,8 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed> {
       start<Which>(it, lane, tile, n);
       const int first_kept = Space::wide && Keep ? kept_unit(it, 0) : 0;
 #pragma unroll 1
-      for (int block = it.low; block < it.high; ++block, k.advance(Space::parts), ring.advance(), turn ^= 1) {
+      for (int block = first(it); (reverse ? block >= it.low : block < it.high);
+           block += step, k.advance(Space::parts), ring.advance(), turn ^= 1) {
         const unsigned parity = Space::slots == 2 ? ring.slot : turn;
         float2 lifts{1, 1};  // of the rounded C and n besides
         if constexpr (lifted) lifts = lifts_of<Which>(tile, n, lift, parity, lane);
@@ -50,14 +54,14 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed> {
         tile.publish(at(Space::state) + Which * Space::part_bytes, lifted && Space::wide ? Lane::again() : here(lane),
                      lifts.x, M * panel_bytes);
         const int reader = Space::outputs == 2 ? static_cast<int>(parity) : 0;
-        if (Normalized || (Keep && !Space::wide)) publish_n(reader, Which, lane, n, lifts.y);
+        if (Normalized || (Keep && !Space::wide && !reverse)) publish_n(reader, Which, lane, n, lifts.y);
         if (lifted && Which == 0 && lane.warp == 0 && lane.lane == 0)
           arch::write_float2(at(Space::lifts, reader), {inverse_power(lift) * inverse_power(lifts.x),
                                                         inverse_power(lift) * inverse_power(lifts.y)});
         arch::writes_before_copies();
         __syncwarp();
         if (here(lane).lane == 0) arch::arrive(at(Space::c_full, reader));
-        if (Space::wide && Keep && is_kept(block))
+        if (Space::wide && Keep && is_kept(it, block))
           keep<Which>(first_kept + (block >> shape.kept_shift) * call.heads, it.tile, here(lane), n);
         arch::wait(at(Space::k_full, k.slot), k.phase);
         arch::wait(at(Space::v_full, ring.slot), ring.phase);
@@ -189,7 +193,7 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed> {
                           &maps.states, column_tile * N + p * panel, 64 * (Which * own + m) + 16 * lane.warp, unit);
       arch::commit_stores();
     }
-    if (column_tile == 0)
+    if (!reverse && column_tile == 0)
       write_n<Which>(static_cast<float*>(call.n_states) + static_cast<std::int64_t>(unit) * call.dqk, lane, n);
   }
 
@@ -199,7 +203,7 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed> {
     for (int m = 0; m < own; ++m)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float sum = over_row(n[m][h]);
+        const float sum = reverse ? 0.0F : over_row(n[m][h]);  // dn is zero where these kernels are used
         const int row = 64 * (Which * own + m) + lane.row + 8 * h;
         if (lane.pair == 0 && row < call.dqk) to[row] = sum;
       }
@@ -217,12 +221,15 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed> {
 
   // Where segments begin with what those before add up to.
   __device__ __forceinline__ bool starts_inside(const Item& it) const {
-    if constexpr (Packed) return it.segment > 0;
+    if constexpr (Packed) return reverse ? it.high < it.chunks : it.segment > 0;
     return call.segments > 1;
   }
   __device__ __forceinline__ std::int64_t segment_start(const Item& it) const {
     if constexpr (Packed)
-      return call.boundary(it.start, it.segment - 1, it.head);
+      return call.boundary(it.start, reverse ? it.segment : it.segment - 1, it.head);
+    else if constexpr (reverse)  // the place of its last piece
+      return (static_cast<std::int64_t>(it.sequence) * call.heads + it.head) * call.segments * call.pieces +
+             (it.high - 1) / call.chunks_per_piece;
     else
       return ((static_cast<std::int64_t>(it.sequence) * call.heads + it.head) * call.segments + it.segment) *
              call.pieces;
@@ -242,7 +249,7 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed> {
     std::int64_t row = call.C0.row;
     if (C != nullptr) {
       C += it.sequence * call.C0.sequence + it.head * call.C0.head;
-      n0 += it.sequence * call.n0.sequence + it.head * call.n0.head;
+      if (!reverse) n0 += it.sequence * call.n0.sequence + it.head * call.n0.head;
     }
     if (starts_inside(it)) {
       const std::int64_t unit = segment_start(it);
@@ -252,20 +259,34 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed> {
     }
     if (C == nullptr) return;
     each_inside<Which>(it, lane, tile, [&](int r, int c, float& value) { value = C[r * row + c]; });
-    if (lane.pair != 0) return;  // one lane of a quad has n, the others begin at zero
+    if constexpr (!reverse) {
+      if (lane.pair != 0) return;  // one lane of a quad has n, the others begin at zero
 #pragma unroll
-    for (int m = 0; m < own; ++m)
+      for (int m = 0; m < own; ++m)
 #pragma unroll
-      for (int h = 0; h < 2; ++h)
-        if (const int row = 64 * (Which * own + m) + lane.row + 8 * h; row < call.dqk) n[m][h] = n0[row];
+        for (int h = 0; h < 2; ++h)
+          if (const int row = 64 * (Which * own + m) + lane.row + 8 * h; row < call.dqk) n[m][h] = n0[row];
+    }
   }
 
   template <int Which>
   __device__ void finish(const Item& it, const Lane& lane, Tile& tile, const float (&n)[own][2]) const {
-    if (call.C_last.data == nullptr || it.high != it.chunks) return;
+    if constexpr (reverse) {
+      if (it.low != 0) return;
+      if (it.tile == 0 && call.n_last.data != nullptr) write_last_n<Which>(it, lane, n);
+      if (call.C_last.data == nullptr) return;
+    } else {
+      if (call.C_last.data == nullptr || it.high != it.chunks) return;
+    }
     float* C = static_cast<float*>(call.C_last.data) + it.sequence * call.C_last.sequence + it.head * call.C_last.head;
     each_inside<Which>(it, lane, tile, [&](int r, int c, float& value) { C[r * call.C_last.row + c] = value; });
-    if (it.tile != 0) return;
+    if constexpr (!reverse) {
+      if (it.tile == 0) write_last_n<Which>(it, lane, n);
+    }
+  }
+
+  template <int Which>
+  __device__ __forceinline__ void write_last_n(const Item& it, const Lane& lane, const float (&n)[own][2]) const {
     write_n<Which>(
         static_cast<float*>(call.n_last.data) + it.sequence * call.n_last.sequence + it.head * call.n_last.head, lane,
         n);

@@ -14,13 +14,13 @@ namespace tfla::cuda::sm90 {
 
 namespace forward {
 
-template <class T, int M, int N, bool Normalized, bool Keep, bool Packed>
+template <class T, int M, int N, bool Normalized, bool Keep, bool Packed, Time Direction>
 __global__ void __launch_bounds__(threads, 1)
-    forward_kernel(const __grid_constant__ typename Block<T, M, N, Normalized, Keep, Packed>::Maps maps,
+    forward_kernel(const __grid_constant__ typename Block<T, M, N, Normalized, Keep, Packed, Direction>::Maps maps,
                    const __grid_constant__ Call<float> call,
-                   const __grid_constant__ typename Block<T, M, N, Normalized, Keep, Packed>::Shape shape) {
+                   const __grid_constant__ typename Block<T, M, N, Normalized, Keep, Packed, Direction>::Shape shape) {
   using Space = forward::Space<M, N>;
-  using Registers = forward::Registers<T, M, N, Normalized, Keep, Packed>;
+  using Registers = forward::Registers<T, M, N, Normalized, Keep, Packed, Direction>;
   extern __shared__ unsigned char memory[];
   const unsigned space = (arch::shared_address(memory) + 1023U) & ~1023U;
   if (threadIdx.x == 0) {
@@ -46,11 +46,11 @@ __global__ void __launch_bounds__(threads, 1)
   __syncthreads();
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
-  const Block<T, M, N, Normalized, Keep, Packed> block{call, maps, shape, space};
+  const Block<T, M, N, Normalized, Keep, Packed, Direction> block{call, maps, shape, space};
   const int warp = static_cast<int>(threadIdx.x) / 32, warpgroup = warp / 4;
   if (warpgroup == 0) {
     arch::fewer_registers<Registers::movers>();
-    const Movers<T, M, N, Normalized, Keep, Packed> movers{block};
+    const Movers<T, M, N, Normalized, Keep, Packed, Direction> movers{block};
     if (Space::wide) {
       if (threadIdx.x == 0) movers.template load_tokens<false, true>();
       if (threadIdx.x == 96) movers.template load_tokens<true, false>();
@@ -61,24 +61,24 @@ __global__ void __launch_bounds__(threads, 1)
     if (warp >= 2 && warp < 2 + Space::outputs) movers.store_outputs(warp - 2);
   } else if (warpgroup == 1) {
     arch::more_registers<Registers::outputs>();
-    Outputs<T, M, N, Normalized, Keep, Packed>{block}.template make<0>();
+    Outputs<T, M, N, Normalized, Keep, Packed, Direction>{block}.template make<0>();
   } else if (warpgroup == 2) {
     if constexpr (Space::wide) {
       arch::more_registers<Registers::state>();
-      Carrier<T, M, N, Normalized, Keep, Packed>{block}.template carry<0>();
+      Carrier<T, M, N, Normalized, Keep, Packed, Direction>{block}.template carry<0>();
     } else {
       arch::more_registers<Registers::outputs>();
-      Outputs<T, M, N, Normalized, Keep, Packed>{block}.template make<1>();
+      Outputs<T, M, N, Normalized, Keep, Packed, Direction>{block}.template make<1>();
     }
   } else {
     arch::more_registers<Registers::state>();
-    Carrier<T, M, N, Normalized, Keep, Packed>{block}.template carry<Space::carriers - 1>();
+    Carrier<T, M, N, Normalized, Keep, Packed, Direction>{block}.template carry<Space::carriers - 1>();
   }
 }
 
-template <class T, int M, int N, bool Normalized, bool Keep, bool Packed>
+template <class T, int M, int N, bool Normalized, bool Keep, bool Packed, Time Direction>
 void launch_packing(const Call<float>& call, cudaStream_t stream) {
-  using Block = forward::Block<T, M, N, Normalized, Keep, Packed>;
+  using Block = forward::Block<T, M, N, Normalized, Keep, Packed, Direction>;
   Shape shape{};
   shape.column_tiles = (call.dhv + N - 1) / N;
   shape.items = static_cast<int>(call.sequences) * call.heads * call.segments * shape.column_tiles;
@@ -99,8 +99,8 @@ void launch_packing(const Call<float>& call, cudaStream_t stream) {
   constexpr int bytes = has_lifts<T> ? Space<M, N>::lifted_bytes : Space<M, N>::bytes;
   static_assert(bytes <= 232448, "what a block may have");
   const auto start = [&](const typename Block::Shape& units, int blocks) {
-    launch_chained("forward", forward_kernel<T, M, N, Normalized, Keep, Packed>, blocks, threads, bytes, stream, maps,
-                   call, units);
+    launch_chained(Block::reverse ? "reverse" : "forward", forward_kernel<T, M, N, Normalized, Keep, Packed, Direction>,
+                   blocks, threads, bytes, stream, maps, call, units);
   };
   if constexpr (Packed) {
     maps.nothing = nothing_map(call, block_tokens);
@@ -113,9 +113,9 @@ void launch_packing(const Call<float>& call, cudaStream_t stream) {
 
 template <class T, int M, int N, bool Normalized, bool Keep>
 void launch_kernel(const Call<float>& call, cudaStream_t stream) {
-  if (call.cu_seqlens == nullptr) return launch_packing<T, M, N, Normalized, Keep, false>(call, stream);
+  if (call.cu_seqlens == nullptr) return launch_packing<T, M, N, Normalized, Keep, false, Time::forward>(call, stream);
   // Wide states of packed sequences are not kept: see keeps_hopper_states. Packed float16 is left to other kernels.
-  if constexpr (!has_lifts<T>) launch_packing<T, M, N, Normalized, Keep && M <= 2, true>(call, stream);
+  if constexpr (!has_lifts<T>) launch_packing<T, M, N, Normalized, Keep && M <= 2, true, Time::forward>(call, stream);
 }
 
 template <class T, int M, int N>

@@ -5,19 +5,22 @@
 
 namespace tfla::cuda::sm90::forward {
 
-template <class T, int M, int N, bool Normalized, bool Keep, bool Packed>
-struct Movers : Block<T, M, N, Normalized, Keep, Packed> {
-  using Base = Block<T, M, N, Normalized, Keep, Packed>;
+template <class T, int M, int N, bool Normalized, bool Keep, bool Packed, Time Direction>
+struct Movers : Block<T, M, N, Normalized, Keep, Packed, Direction> {
+  using Base = Block<T, M, N, Normalized, Keep, Packed, Direction>;
   using Base::at;
   using Base::call;
   using Base::each_block;
   using Base::each_item;
+  using Base::first;
   using Base::is_kept;
   using Base::kept_unit;
   using Base::maps;
+  using Base::reverse;
   using Base::shape;
   using Base::space;
   using Base::staged_barrier;
+  using Base::step;
   using typename Base::Item;
   using typename Base::KeySlots;
   using typename Base::Slots;
@@ -47,9 +50,13 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed> {
     KeySlots k;
     each_item([&](const Item& it) {
       const int qk_head = it.head / call.group;
+      // A block, in reverse time its first token: that takes fewer registers.
+      const int last = reverse ? it.map_token(call) + it.low * block_tokens : 0;
 #pragma unroll 1
-      for (int block = it.low; block < it.high; ++block, ring.advance(), k.advance(Space::parts)) {
-        const int token = it.map_token(call) + block * block_tokens;
+      for (int place = reverse ? last + (it.high - 1 - it.low) * block_tokens : it.low;
+           (reverse ? place >= last : place < it.high);
+           place += reverse ? -block_tokens : 1, ring.advance(), k.advance(Space::parts)) {
+        const int token = reverse ? place : it.map_token(call) + place * block_tokens;
         const auto load = [&](const CUtensorMap& map, int to, unsigned full, int panels, int column, int columns,
                               int head) {
           arch::arrive_expecting(full, panels * panel_bytes);
@@ -93,14 +100,17 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed> {
     each_item([&](const Item& it) {
       const Index row = first_of(it);
 #pragma unroll 1
-      for (int block = it.low; block < it.high; ++block, ring.advance()) {
+      for (int block = first(it); (reverse ? block >= it.low : block < it.high); block += step, ring.advance()) {
         arch::wait(at(Space::v_empty, ring.slot), ring.phase ^ 1);
         const unsigned to = at(Space::gates, ring.slot, Space::gate_bytes);
 #pragma unroll 1
         for (int t = lane; t < block_tokens; t += 32) {
           const Token token = static_cast<Token>(block) * block_tokens + t;
-          const bool valid = token < it.tokens(call);
+          // In reverse time all keys of a block see its last queries. Where it has fewer than 64 the last one's gates
+          // are repeated: others might overflow, and no queries make nothing of them.
+          const bool valid = reverse || token < it.tokens(call);
           Index from = valid ? row + token : row;
+          if (reverse) from = row + static_cast<Index>(min(token, static_cast<Token>(it.tokens(call)) - 1));
           arch::forget(from);  // five pointers kept over the loop would not fit into the registers
           arch::copy_small<8>(to + Space::u + 8 * t, call.u + from, valid);
           arch::copy_small<8>(to + Space::c + 8 * t, call.log_c + from, valid);
@@ -127,7 +137,7 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed> {
       if (Keep && !Space::wide) {
         arch::wait(at(Space::c_full, warpgroup), c_phase);
         c_phase ^= 1;
-        if (it.tile == 0 && is_kept(block)) keep_n(it, block, warpgroup);
+        if (!reverse && it.tile == 0 && is_kept(it, block)) keep_n(it, block, warpgroup);
         __syncwarp();
         if (lane == 0) keep_state(it, block);
       }
@@ -152,7 +162,7 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed> {
 
  private:
   __device__ void keep_state(const Item& it, int block) const {
-    if (is_kept(block)) {
+    if (is_kept(it, block)) {
 #pragma unroll 1
       for (int p = 0; p < N / 64; ++p)
         arch::store_box(at(Space::state) + p * M * panel_bytes, &maps.states, it.tile * N + p * panel, 0,

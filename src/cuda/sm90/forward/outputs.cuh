@@ -6,15 +6,16 @@
 
 namespace tfla::cuda::sm90::forward {
 
-template <class T, int M, int N, bool Normalized, bool Keep, bool Packed>
-struct Outputs : Block<T, M, N, Normalized, Keep, Packed> {
-  using Base = Block<T, M, N, Normalized, Keep, Packed>;
+template <class T, int M, int N, bool Normalized, bool Keep, bool Packed, Time Direction>
+struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
+  using Base = Block<T, M, N, Normalized, Keep, Packed, Direction>;
   using Base::across;
   using Base::at;
   using Base::call;
   using Base::depth;
   using Base::each_block;
   using Base::lifted;
+  using Base::reverse;
   using Base::shape;
   using Base::space;
   using Base::staged_barrier;
@@ -149,7 +150,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed> {
     const float eps = Base::lean ? shape.eps : static_cast<float>(call.eps);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      factor[h] = scale;
+      factor[h] = reverse ? 1.0F : scale;  // in reverse time it is in the gates
       weight[h] = arch::read_float(gates + Space::qbar + 4 * (here.row + 8 * h));
       if (Normalized) {
         const float least = arch::read_float(gates + Space::floor + 4 * (here.row + 8 * h));
@@ -170,12 +171,13 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed> {
       for (int e = 0; e < N / 2; ++e) o[e] *= weight[e / 2 % 2];
     };
     if constexpr (!Base::lean) weigh();
+    constexpr bool two_terms = !lifted && !reverse;  // of the first 16 keys
     uint32_t high[4][4], low[4];
 #pragma unroll
     for (int e = 0; e < 32; e += 2) {
       const float by = lifted ? lift[e / 2 % 2] : factor[e / 2 % 2];
       const float2 value{s[e] * by, s[e + 1] * by};
-      if (e < 8 && !lifted)
+      if (e < 8 && two_terms)
         high[0][e / 2] = split<T>(value, low[e / 2]);
       else
         high[e / 8][e / 2 % 4] = arch::pack(value, T{});
@@ -190,7 +192,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed> {
       constexpr int token_step = 16 * 128 / 16;
       arch::multiply<T, across>(o, high[t], values + t * token_step, true);
     }
-    if constexpr (!lifted) arch::multiply<T, across>(o, low, values, true);
+    if constexpr (two_terms) arch::multiply<T, across>(o, low, values, true);
     arch::products_commit();
     if constexpr (lifted) {
       factor[0] *= inverse_power(lift[0]);
@@ -228,7 +230,8 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed> {
     }
   }
 
-  // S becomes P before the denominator; sums of its rows too. 16-key parts right of a warp's rows are masked whole.
+  // S becomes P before the denominator; sums of its rows too. 16-key parts right of a warp's rows are masked whole; in
+  // reverse time, where rows are keys and columns queries, those left of them.
   __device__ __forceinline__ void gate_scores(float (&s)[32], const float2 (&u)[2], unsigned gates, const Lane& lane,
                                               float (&sums)[2]) const {
     const auto gate_part = [&](int part, bool masked) {
@@ -240,14 +243,15 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed> {
           const int h = e / 2, column = 8 * (n % 2) + lane.pair + e % 2;
           const float exponent = (u[h].x + (e % 2 ? c.z : c.x)) + (u[h].y + (e % 2 ? c.w : c.y));
           s[4 * n + e] *= arch::exp2(exponent);
-          if (masked && column > lane.row % 16 + 8 * h) s[4 * n + e] = 0;
+          const int row = lane.row % 16 + 8 * h;
+          if (masked && (reverse ? column < row : column > row)) s[4 * n + e] = 0;
           if (Normalized) sums[h] += s[4 * n + e];
         }
       }
     };
 #pragma unroll
     for (int part = 0; part < 4; ++part) {
-      if (part < lane.warp) {
+      if (reverse ? part > lane.warp : part < lane.warp) {
         gate_part(part, false);
       } else if (part == lane.warp) {
         gate_part(part, true);

@@ -5,6 +5,7 @@
 
 #include "cuda/arch/barrier.cuh"
 #include "cuda/arch/tma.cuh"
+#include "cuda/launch.h"
 #include "cuda/sm90/ring.cuh"
 #include "cuda/sm90/segment.cuh"
 #include "cuda/sm90/state_tile.cuh"
@@ -56,11 +57,12 @@ struct Space : Roles<M, N> {
 };
 
 // Of a thread, by what it does: 512 for one thread of each warpgroup. Found by trial, so that nothing spills.
-template <class T, int M, int N, bool Normalized, bool Keep, bool Packed>
+template <class T, int M, int N, bool Normalized, bool Keep, bool Packed, Time Direction>
 struct Registers {
   using Roles = forward::Roles<M, N>;
-  static constexpr bool tall = M > 2 && N == 64;        // all rows of a state of dqk above 128 in one warpgroup
-  static constexpr bool more = Packed || has_lifts<T>;  // outputs of wide states need more of them
+  static constexpr bool tall = M > 2 && N == 64;  // all rows of a state of dqk above 128 in one warpgroup
+  // Outputs of wide states need more of them.
+  static constexpr bool more = (Packed && Direction == Time::forward) || has_lifts<T>;
   static constexpr int outputs = Roles::wide    ? (more ? 144 : 136)
                                  : tall && Keep ? 128
                                  : N == 64      ? (Normalized ? 136 : 144)
@@ -135,7 +137,7 @@ struct PackedItem : Segment {
 };
 
 // What every thread of a block knows.
-template <class T, int M, int N, bool Normalized, bool Keep, bool Packed>
+template <class T, int M, int N, bool Normalized, bool Keep, bool Packed, Time Direction>
 struct Block {
   using Item = std::conditional_t<Packed, PackedItem, DenseItem>;
   using Maps = std::conditional_t<Packed, PackedMaps, forward::Maps>;
@@ -143,14 +145,17 @@ struct Block {
   using Space = forward::Space<M, N>;
   static constexpr bool lean = Space::lean || Packed;  // as Roles::lean; packed sequences take registers too
   static constexpr bool lifted = has_lifts<T>;
+  static constexpr bool reverse = Direction == Time::reverse;  // dC and dV: see reverse.cu
   static_assert(!lifted || !(Keep || Packed), "the plan leaves float16 neither");
+  static_assert(!reverse || (Keep && !Normalized), "nobody asks for anything else");
   // In pairs where n or a second term of keys comes with them; with 64 rows it spills.
   static constexpr bool pairs = !lifted && (Space::wide ? Normalized || Keep : Keep && M == 2);
   static constexpr auto terms = !Keep ? Terms::one : pairs ? Terms::two : Terms::two_in_turn;
   // Kept states have room for both terms of keys in two sets of registers.
-  using Tile = std::conditional_t<pairs || Space::wide,
-                                  StateTile<T, Space::part_panels, N, terms, 1, Keep || lifted ? 2 : 3, pairs>,
-                                  StateTile<T, M, N, terms>>;
+  using Tile =
+      std::conditional_t<pairs || Space::wide,
+                         StateTile<T, Space::part_panels, N, terms, 1, Keep || lifted ? 2 : 3, pairs, !reverse>,
+                         StateTile<T, M, N, terms, (M > 1 ? 2 : 1), 2, false, !reverse>>;
   static constexpr auto depth = arch::Major::depth, across = arch::Major::across;
   using Slots = Ring<Space::slots>;  // of Q and of V, which go round together
   using KeySlots = Ring<Space::k_slots>;
@@ -176,14 +181,20 @@ struct Block {
     }
   }
 
+  // The blocks of an item, in the order of time: from first(it) on, by `step`.
+  static constexpr int step = reverse ? -1 : 1;
+  __device__ __forceinline__ static int first(const Item& it, int later = 0) {
+    return reverse ? it.high - 1 - later : it.low + later;
+  }
+
   // The blocks of one warpgroup of outputs: all, or every other one, counted over all items.
   template <class Work>
   __device__ void each_block(int warpgroup, const Work& work) const {
     int turn = 0;
     each_item([&](const Item& it) {
 #pragma unroll 1
-      for (int block = it.low + (Space::outputs == 2 ? (warpgroup ^ turn) & 1 : 0); block < it.high;
-           block += Space::outputs)
+      for (int block = first(it, Space::outputs == 2 ? (warpgroup ^ turn) & 1 : 0);
+           (reverse ? block >= it.low : block < it.high); block += step * Space::outputs)
         work(it, block);
       turn += it.high - it.low;
     });
@@ -194,7 +205,12 @@ struct Block {
   __device__ static int warps_barrier(int warpgroup) { return 1 + warpgroup; }
   static constexpr int state_barrier = 5;
 
-  __device__ __forceinline__ bool is_kept(int block) const { return (block & ((1 << shape.kept_shift) - 1)) == 0; }
+  // States are those before the block in the order of time: C at the start of a chunk, dC at its end.
+  __device__ __forceinline__ bool is_kept(const Item& it, int block) const {
+    const int last = (1 << shape.kept_shift) - 1;
+    if constexpr (reverse) return (block & last) == last || block + 1 == it.chunks;
+    return (block & last) == 0;
+  }
   __device__ __forceinline__ int kept_unit(const Item& it, int block) const {
     if constexpr (Packed) {  // as first_chunk, with kept chunks
       const int first = (it.start >> shape.kept_shift) / block_tokens + it.sequence;

@@ -115,6 +115,12 @@ void launch_segment_starts(const Call<float>& call, cudaStream_t stream) {
 }
 
 template <class T>
+void launch_segment_ends(const Call<float>& call, cudaStream_t stream) {
+  using states::Pass;
+  if (call.segments > 1) states::launch<T, Time::reverse, Pass::totals>(call, stream);
+}
+
+template <class T>
 void launch_states(const Call<float>& call, cudaStream_t stream) {
   using states::Pass;
   if (call.segments > 1) states::launch<T, Time::forward, Pass::totals>(call, stream);
@@ -124,7 +130,7 @@ void launch_states(const Call<float>& call, cudaStream_t stream) {
 template <class T>
 void launch_dstates(const Call<float>& call, cudaStream_t stream) {
   using states::Pass;
-  if (call.segments > 1) states::launch<T, Time::reverse, Pass::totals>(call, stream);
+  launch_segment_ends<T>(call, stream);
   states::launch<T, Time::reverse, Pass::proper>(call, stream);
 }
 
