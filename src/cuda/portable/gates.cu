@@ -355,7 +355,7 @@ __global__ void __launch_bounds__(threads, chunk_blocks<Work, Long>) chunk_total
   call.m_end[scan.unit] = total.top;  // until sequence_scan puts m there
 }
 
-constexpr int scan_threads = 256;
+constexpr int scan_threads = 512;
 
 // The max state at every chunk start: one block per sequence and head, one thread per chunk at a time.
 template <class Real>
