@@ -132,6 +132,30 @@ TEST(PlanSmall, CostsOnAGpuCountTheBlocksBelowTheDiagonal) {
 
 #ifdef TFLA_TEST_CUDA
 // Forward and backward alike: what one keeps is what the other takes.
+TEST(PlanCuda, OneKernelInReverseTimeForWideHeadsAndCutSequences) {
+  if (const std::string reason = why_unavailable(Device::cuda); !reason.empty()) GTEST_SKIP() << reason;
+  const auto backward = [](std::int64_t batch, std::int64_t tokens, std::int64_t heads, std::int64_t dqk,
+                           std::int64_t dhv) {
+    const MlstmShape shape{.batch = batch,
+                           .tokens = tokens,
+                           .qk_heads = heads,
+                           .heads = heads,
+                           .dqk = dqk,
+                           .dhv = dhv,
+                           .sequences = batch,
+                           .longest = tokens,
+                           .dtype = DType::bfloat16,
+                           .gate_dtype = DType::float32};
+    return plan(Operation::backward, shape, {}, {.device = Device::cuda});
+  };
+  const Plan wide = backward(8, 8192, 8, 256, 512);
+  if (!wide.hopper) GTEST_SKIP() << "these kernels are for Hopper";
+  EXPECT_TRUE(wide.hopper_reverse);
+  EXPECT_FALSE(backward(8, 8192, 16, 128, 256).hopper_reverse);
+  EXPECT_TRUE(backward(2, 32768, 16, 128, 256).hopper_reverse);
+  EXPECT_FALSE(backward(1, 65536, 2, 128, 64).hopper_reverse);
+}
+
 TEST(PlanCuda, ChunkOfThePortableKernelsIsTheCostModels) {
   if (const std::string reason = why_unavailable(Device::cuda); !reason.empty()) GTEST_SKIP() << reason;
   for (const DType dtype : {DType::bfloat16, DType::float16, DType::float32, DType::float64}) {

@@ -250,11 +250,18 @@ Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions&
   const bool exact_backward = operation == Operation::backward && options.exact_normalizer_grad;
   plan.hopper = hopper_shape && fits && !exact_backward;
   plan.hopper_gradients = plan.hopper && cuda::hopper_takes_gradients(plan, options);
-  plan.hopper_reverse = plan.hopper_gradients && cuda::hopper_takes_reverse(shape);
+  const bool takes_reverse = plan.hopper_gradients && cuda::hopper_takes_reverse(shape);
+  plan.hopper_reverse = takes_reverse && cuda::hopper_splits_gradients(shape);
   // Portable gradients do not read what Hopper's kernels store of float16.
   if (operation == Operation::backward && shape.dtype == DType::float16) plan.hopper = plan.hopper_gradients;
   if (plan.device == Device::cuda && plan.formulation != Formulation::recurrent)
     choose_cuda_ranges(plan, options, hopper_shape);
+  // Narrow heads have dV beside dQ and dK, unless the sequence is cut: with dC it comes from narrower blocks, so that
+  // fewer segments fill the GPU (docs/hopper.md).
+  if (takes_reverse && !plan.hopper_reverse && plan.segments > 1 && shape.sequences == shape.batch) {
+    plan.hopper_reverse = true;
+    choose_cuda_ranges(plan, options, hopper_shape);
+  }
   plan.keeps_rows =
       plan.keeps_states && (!options.keep_states || (hopper_shape && !keeps_hopper_states(plan, options)));
   if (plan.formulation == Formulation::recurrent) {

@@ -416,7 +416,7 @@ std::int64_t hopper_tiles(const MlstmShape& shape) {
 std::int64_t hopper_forward_tiles(const MlstmShape& shape) { return sm90::forward_tiles(static_cast<int>(shape.dhv)); }
 
 bool hopper_takes_reverse(const MlstmShape& shape) {
-  return shape.dtype == DType::bfloat16 && sm90::wide_gradients(shape.dqk, shape.dhv);
+  return shape.dtype == DType::bfloat16 && sm90::has_reverse(shape.dqk, shape.dhv);
 }
 
 bool hopper_splits_gradients(const MlstmShape& shape) { return sm90::wide_gradients(shape.dqk, shape.dhv); }

@@ -7,7 +7,7 @@
 // place, blocks of 64 tokens in the other order, and queries before their keys masked. scale / den belongs to the
 // queries, which are columns here, so it is in their gate vectors (gates.cu). P is rounded once, as `values` does.
 //
-// Only what heads too wide for stage `gradients` need is compiled.
+// For heads too wide for stage `gradients`, and for others where it fills the GPU better (plan.cc).
 #include "cuda/sm90/forward/kernel.cuh"
 
 namespace tfla::cuda::sm90 {
@@ -50,6 +50,8 @@ Call<float> twin_of(const Call<float>& call) {
 }
 
 }  // namespace
+
+bool has_reverse(std::int64_t dqk, std::int64_t dhv) { return dqk > 128 || dhv > 64; }
 
 void launch_reverse(const Call<float>& call, cudaStream_t stream) {
   launch_segment_ends<T>(call, stream);

@@ -49,8 +49,9 @@ void launch_gradients(const Call<float>& call, cudaStream_t stream);
 // dQ, dK and the row sums of wide heads.
 template <class T>
 void launch_keys(const Call<float>& call, cudaStream_t stream);
-// dC and dV of wide heads in one, in blocks of 64 tokens: the reverse-time twin of launch_forward, for bfloat16. In
-// place of launch_dstates, but for <C, dC>, and of launch_values.
+// dC and dV in one, in blocks of 64 tokens: the reverse-time twin of launch_forward, for bfloat16. In place of
+// launch_dstates, but for <C, dC>, and of launch_values.
+[[nodiscard]] bool has_reverse(std::int64_t dqk, std::int64_t dhv);
 void launch_reverse(const Call<float>& call, cudaStream_t stream);
 // <C, dC> alone, for launch_reverse.
 void launch_through(const Call<float>& call, cudaStream_t stream);
