@@ -44,11 +44,23 @@ void launch_forward(const Call<float>& call, cudaStream_t stream);
 [[nodiscard]] bool wide_gradients(std::int64_t dqk, std::int64_t dhv);
 template <class T>
 void launch_gradients(const Call<float>& call, cudaStream_t stream);
-// dQ, dK and the row sums of wide heads.
+// dQ, dK and the row sums of wide heads. With call.traces also <C, dC> of every chunk, of which launch_passing makes
+// `through`, in one part.
+[[nodiscard]] int trace_parts(int dqk);
 template <class T>
 void launch_keys(const Call<float>& call, cudaStream_t stream);
+// dh.h of every token to row_sums, in parts of 128 columns of dqk.
+template <class T>
+void launch_dots(const Call<float>& call, cudaStream_t stream);
+template <class T>
+void launch_keys_with_norms(const Call<float>& call, cudaStream_t stream);
+void launch_passing(const Call<float>& call, cudaStream_t stream);
 // dV of wide heads.
 template <class T>
 void launch_values(const Call<float>& call, cudaStream_t stream);
+// The same as launch_gradients with gradients of n: the exact one of the normalizer, or one of the last state. For
+// heads of any width. `through` comes in one part.
+template <class T>
+void launch_gradients_with_norms(const Call<float>& call, cudaStream_t stream);
 
 }  // namespace tfla::cuda::sm90
