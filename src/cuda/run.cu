@@ -96,6 +96,8 @@ void carve(Arena& arena, Arena& kept, const Plan& plan, Call<typename Config<T>:
     *vector = arena.take<Real>(dqk_tiles * vectors);
   call.through_parts = static_cast<int>(plan.hopper ? sm90::state_parts(call.dqk, call.dhv) : through_parts<T>(call));
   call.through = arena.take<double>(chunks * call.through_parts);
+  call.trace_parts = plan.hopper_gradients ? sm90::trace_parts(call.dqk) : 0;
+  call.traces = arena.take<double>(chunks * call.trace_parts);
   if (!plan.hopper || !std::is_same_v<T, __half>) return;
   for (float** lowers : {&call.state_lowers, &call.dstate_lowers})
     *lowers = arena.take<float>(chunks * sm90::state_tiles(call.dqk, call.dhv));
@@ -267,13 +269,19 @@ void backward_as(const MlstmBackward& args, const Plan& plan, const Call<typenam
     if (!hopper) launch_states<T>(call, stream);
   }
   if (!plan.keeps_states) launch_denominators<T>(call, stream);
-  launch_rows<T>(call, stream);
+  if (!plan.hopper_gradients) launch_rows<T>(call, stream);
   if constexpr (is_16_bit<T>) {
     if (hopper) sm90::launch_dstates<T>(call, stream);
   }
   if (!hopper) launch_dstates<T>(call, stream);
   if constexpr (is_16_bit<T>) {
-    if (plan.hopper_gradients) sm90::launch_gradients<T>(call, stream);
+    if (plan.hopper_gradients && (call.exact || call.dn_last.data != nullptr)) {
+      sm90::launch_gradients_with_norms<T>(call, stream);
+      call.through_parts = 1;
+    } else if (plan.hopper_gradients) {
+      call.traces = nullptr;
+      sm90::launch_gradients<T>(call, stream);
+    }
   }
   if (!plan.hopper_gradients) launch_gradients<T>(call, stream);
   launch_gate_gradients<T>(call, stream);
@@ -403,7 +411,7 @@ bool hopper_splits_gradients(const MlstmShape& shape) { return sm90::wide_gradie
 bool hopper_fits(const MlstmForward& args) { return all_mapped(args, args.q, args.k, args.v, args.h); }
 
 bool hopper_fits(const MlstmBackward& args) {
-  return !args.dlast_state.n.given() && all_mapped(args, args.q, args.k, args.v, args.dh, args.dq, args.dk, args.dv);
+  return all_mapped(args, args.q, args.k, args.v, args.dh, args.dq, args.dk, args.dv);
 }
 
 std::size_t scratch_bytes(const Plan& plan) {
