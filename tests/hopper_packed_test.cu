@@ -91,6 +91,33 @@ TEST_F(Cuda, PackedOnHopper) {
   }
 }
 
+TEST_F(Cuda, PackedNormGradientsOnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  bool exact = false;
+  for (const PackedShape& shape : packed_shapes) {
+    exact = !exact;
+    if (shape.qk_heads != shape.heads || (!exact && !shape.states)) continue;
+    if (exact && boundaries(shape.lengths).back() == 1) continue;  // the gradient is the difference of large numbers
+    Case c = gpu_case({.batch = 1,
+                       .tokens = boundaries(shape.lengths).back(),
+                       .qk_heads = shape.heads,
+                       .heads = shape.heads,
+                       .dqk = shape.dqk,
+                       .dhv = shape.dhv,
+                       .dtype = DType::bfloat16});
+    c.cu_seqlens = boundaries(shape.lengths);
+    if (exact) c.regime = reference::Regime::randn;  // trained_like has rows whose q.n cancels: bad for any kernels
+    c.layout = shape.layout;
+    c.options = {.gate = shape.gate,
+                 .normalizer = Normalizer::max,
+                 .exact_normalizer_grad = exact,
+                 .chunk_size = shape.chunk,
+                 .keep_states = shape.states};
+    c.initial_state = c.last_state_grad = shape.states;
+    check_on_hopper(c, true, {}, true);
+  }
+}
+
 // The part of a call's views that a sequence owns, as a dense call.
 template <class Args>
 void narrow_rows(Args& args, std::int64_t begin, std::int64_t length) {

@@ -21,10 +21,10 @@ using reference::Layout;
 using reference::Problem;
 using reference::Regime;
 
-Plan check_on_hopper(const Case& c, bool gradients, const std::function<void(Problem&)>& prepare) {
+Plan check_on_hopper(const Case& c, bool gradients, const std::function<void(Problem&)>& prepare, bool dn_last) {
   Problem problem(c);
   if (prepare) prepare(problem);
-  if (c.last_state_grad) {
+  if (c.last_state_grad && !dn_last) {
     MlstmBackward& args = problem.backward();
     const auto& shape = args.dlast_state.n.shape;
     overwrite(args.dlast_state.n, Values(static_cast<std::size_t>(shape[0] * shape[1] * shape[2])));
@@ -180,6 +180,81 @@ Case half_case(std::int64_t tokens, std::int64_t heads, std::int64_t dqk, std::i
                    .dqk = dqk,
                    .dhv = dhv,
                    .dtype = DType::float16});
+}
+
+// Gradients of n, the exact one of the normalizer and one of the last state, for heads of any width.
+TEST_F(Cuda, NormGradientsOnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  struct Row {
+    HopperShape shape;
+    bool exact = true;
+    Normalizer normalizer = Normalizer::automatic;
+  };
+  constexpr InputGate exponential = InputGate::exponential, sigmoid = InputGate::sigmoid;
+  const Row rows[] = {
+      {{1, 1, 1, 64, 64, Layout::bthd, exponential, true}, false},
+      {{2, 300, 3, 72, 96, Layout::fused, exponential, true}},
+      {{1, 1000, 2, 128, 256, Layout::bthd, exponential, true}},
+      {{2, 129, 2, 64, 200, Layout::bhtd, sigmoid, true}, true, Normalizer::max},
+      {{1, 1000, 2, 128, 192, Layout::bthd, sigmoid, true}, false},
+      {{1, 640, 2, 8, 8, Layout::bthd, exponential, true}, false},
+      {{2, 700, 10, 128, 256}},
+      {{1, 8192, 2, 16, 24, Layout::bthd, exponential, true}},  // segments
+      {{1, 700, 2, 256, 512, Layout::bthd, exponential, true}},
+      {{1, 700, 2, 256, 512, Layout::bhtd, exponential, true}, false},
+      {{2, 300, 3, 200, 264, Layout::fused, exponential, true}},
+      {{3, 100, 2, 128, 512}},
+      {{1, 400, 3, 64, 320, Layout::bthd, sigmoid, true}, true, Normalizer::max},
+      {{1, 1, 2, 136, 72, Layout::bthd, exponential, true}, false},
+      {{2, 500, 5, 128, 256, Layout::bthd, exponential, true, 256}},  // slices of the heads
+      {{1, 500, 3, 256, 264, Layout::bthd, exponential, true, 1024}},
+  };
+  bool keep = false;
+  for (const DType dtype : {DType::bfloat16, DType::float16})
+    for (const Row& row : rows) {
+      keep = !keep;
+      const HopperShape& shape = row.shape;
+      Case c = gpu_case({.batch = shape.batch,
+                         .tokens = shape.tokens,
+                         .qk_heads = shape.heads,
+                         .heads = shape.heads,
+                         .dqk = shape.dqk,
+                         .dhv = shape.dhv,
+                         .dtype = dtype});
+      c.layout = shape.layout;
+      c.options = {.gate = shape.gate,
+                   .normalizer = row.normalizer,
+                   .exact_normalizer_grad = row.exact,
+                   .chunk_size = shape.chunk,
+                   .keep_states = keep};
+      c.initial_state = c.last_state_grad = shape.states;
+      check_on_hopper(c, true, {}, true);
+    }
+}
+
+// trained_like without the exact gradient here: it has rows whose q.n cancels, and the error of den shows twice in
+// theirs.
+TEST_F(Cuda, NormGradientsInEveryRegimeOnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  struct Row {
+    std::int64_t dqk, dhv;
+    bool exact;
+  };
+  for (const Regime regime : reference::all_regimes)
+    for (const Row& row : {Row{128, 96, true}, Row{128, 72, false}, Row{256, 72, true}, Row{256, 96, false}}) {
+      if (regime == Regime::trained_like && row.exact) continue;
+      Case c = gpu_case({.batch = 1,
+                         .tokens = 640,
+                         .qk_heads = 4,
+                         .heads = 4,
+                         .dqk = row.dqk,
+                         .dhv = row.dhv,
+                         .dtype = DType::bfloat16});
+      c.regime = regime;
+      c.options = {.exact_normalizer_grad = row.exact, .keep_states = row.exact};
+      c.initial_state = c.last_state_grad = !row.exact || row.dqk == 256;
+      check_on_hopper(c, true, {}, true);
+    }
 }
 
 // float16 has lifts in every kernel: all regimes of the gates, whose weights reach from 1e-7 to 1.

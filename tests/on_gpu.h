@@ -27,9 +27,9 @@ class Cuda : public ::testing::Test {
   return c;
 }
 
-// Runs a case against the reference, on the kernels of Hopper. A gradient of n is left to the portable ones. prepare
-// changes its inputs. Returns the plan of forward.
+// Runs a case against the reference, on the kernels of Hopper. prepare changes its inputs. dn_last: where there is a
+// gradient of the last state, one of n too, which takes other kernels. Returns the plan of forward.
 Plan check_on_hopper(const reference::Case& c, bool gradients,
-                     const std::function<void(reference::Problem&)>& prepare = {});
+                     const std::function<void(reference::Problem&)>& prepare = {}, bool dn_last = false);
 
 }  // namespace tfla::test

@@ -56,6 +56,7 @@ struct Plan {
   bool hopper = false;            // cuda: stages states and outputs by kernels of sm_90a
   bool hopper_gradients = false;  // and stage gradients
   bool hopper_reverse = false;    // dC and dV by one of them, in place of stages dstates and values
+  bool norm_gradients = false;    // backward: the exact gradient of the normalizer, or one of the last n
 
   bool keeps_states = false;  // from forward to backward, in `saved`
   bool keeps_rows = false;    // of these only the denominators

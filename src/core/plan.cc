@@ -11,6 +11,7 @@
 #include "core/cost/cpu_time.h"
 #include "core/cost/cuda_time.h"
 #include "core/cost/plan_cost.h"
+#include "core/settings.h"
 #include "core/validate.h"
 #include "cpu/run.h"
 #include "cpu/states.h"
@@ -223,19 +224,19 @@ void check_countable(const Plan& plan) {
                   shape.dqk, shape.dhv, shape.tokens));
 }
 
-// Whether forward keeps states on Hopper where it is asked to. With the exact gradient of the normalizer backward is
-// portable; a longer chunk asks for less memory. Its kernel for packed sequences has no registers left to keep wide
-// ones. States of float16 are not stored as the portable kernels store them, and backward may take either.
-bool keeps_hopper_states(const Plan& plan, const MlstmOptions& options) {
+// Whether forward keeps states on Hopper where it is asked to. A longer chunk asks for less memory. Its kernel for
+// packed sequences has no registers left to keep wide ones. States of float16 are not stored as the portable kernels
+// store them, and backward may take either.
+bool keeps_hopper_states(const Plan& plan) {
   constexpr std::int64_t chunk = 128, wide_qk = 128;
   const bool packed = plan.shape.sequences > plan.shape.batch;
-  return !options.exact_normalizer_grad && plan.chunk == chunk && !(packed && plan.shape.dqk > wide_qk) &&
-         plan.shape.dtype == DType::bfloat16;
+  return plan.chunk == chunk && !(packed && plan.shape.dqk > wide_qk) && plan.shape.dtype == DType::bfloat16;
 }
 
-// fits: the tensors are such as the kernels of Hopper take, if their shape is.
+// fits: the tensors are such as the kernels of Hopper take, if their shape is. dn_last: there is a gradient of the last
+// n.
 Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions& options, const Execution& execution,
-               bool fits = true) {
+               bool fits = true, bool dn_last = false) {
   Plan plan{.operation = operation,
             .device = execution.device,
             .formulation = operation == Operation::step ? Formulation::recurrent : options.formulation,
@@ -247,13 +248,14 @@ Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions&
   // What a shape decides holds for forward and backward alike.
   const bool hopper_shape = operation != Operation::step && plan.device == Device::cuda && !execution.portable &&
                             cuda::hopper_takes(shape, options);
-  const bool exact_backward = operation == Operation::backward && options.exact_normalizer_grad;
-  plan.hopper = hopper_shape && fits && !exact_backward;
+  plan.hopper = hopper_shape && fits;
   plan.hopper_gradients = plan.hopper && cuda::hopper_takes_gradients(plan, options);
+  plan.norm_gradients = operation == Operation::backward && (resolve(options, shape.dqk).exact || dn_last);
   const bool takes_reverse = plan.hopper_gradients && cuda::hopper_takes_reverse(shape);
-  plan.hopper_reverse = takes_reverse && cuda::hopper_splits_gradients(shape);
-  // Portable gradients do not read what Hopper's kernels store of float16.
-  if (operation == Operation::backward && shape.dtype == DType::float16) plan.hopper = plan.hopper_gradients;
+  plan.hopper_reverse = takes_reverse && (cuda::hopper_splits_gradients(shape) || plan.norm_gradients);
+  // Portable gradients do not read what Hopper's kernels store of float16, and get no gradient of n from them.
+  if (plan.norm_gradients || (operation == Operation::backward && shape.dtype == DType::float16))
+    plan.hopper = plan.hopper_gradients;
   if (plan.device == Device::cuda && plan.formulation != Formulation::recurrent)
     choose_cuda_ranges(plan, options, hopper_shape);
   // Narrow heads have dV beside dQ and dK, unless the sequence is cut: with dC it comes from narrower blocks, so that
@@ -262,8 +264,7 @@ Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions&
     plan.hopper_reverse = true;
     choose_cuda_ranges(plan, options, hopper_shape);
   }
-  plan.keeps_rows =
-      plan.keeps_states && (!options.keep_states || (hopper_shape && !keeps_hopper_states(plan, options)));
+  plan.keeps_rows = plan.keeps_states && (!options.keep_states || (hopper_shape && !keeps_hopper_states(plan)));
   if (plan.formulation == Formulation::recurrent) {
     plan.tile = plan.chunk = 1;
     plan.span = std::max<std::int64_t>(shape.longest, 1);
@@ -307,9 +308,11 @@ std::string cuda_kernels(const Plan& plan) {
     return plan.keeps_states ? "gates, dstates, gradients (portable)"
                              : "gates, states, rows, dstates, gradients (portable)";
   if (!plan.hopper_gradients) return "gates (portable), states, dstates (sm_90a), gradients (portable)";
-  if (plan.hopper_reverse) return "gates (portable), states, dstates + values, keys (sm_90a)";
-  return fmt::format("gates (portable), states, dstates, {} (sm_90a)",
-                     cuda::hopper_splits_gradients(plan.shape) ? "values, keys" : "gradients");
+  if (!plan.hopper_reverse && !plan.norm_gradients && !cuda::hopper_splits_gradients(plan.shape))
+    return "gates (portable), states, dstates, gradients (sm_90a)";
+  return fmt::format("gates (portable), states, {}, {}keys (sm_90a)",
+                     plan.hopper_reverse ? "dstates + values" : "dstates, values",
+                     plan.norm_gradients ? "rows, norms, " : "");
 }
 
 std::string kernels(const Plan& plan) {
@@ -345,7 +348,8 @@ Plan plan(const MlstmForward& args, const Execution& execution) {
 Plan plan(const MlstmBackward& args, const Execution& execution) {
   validate_execution(execution);
   const MlstmShape shape = validate(args, execution.device);
-  return make_plan(Operation::backward, shape, args.options, execution, cuda::hopper_fits(args));
+  return make_plan(Operation::backward, shape, args.options, execution, cuda::hopper_fits(args),
+                   args.dlast_state.n.given());
 }
 
 Plan plan(const MlstmStep& args, const Execution& execution) {
@@ -354,7 +358,9 @@ Plan plan(const MlstmStep& args, const Execution& execution) {
 }
 
 bool fits(const Plan& plan, const MlstmForward& args) { return !plan.hopper || cuda::hopper_fits(args); }
-bool fits(const Plan& plan, const MlstmBackward& args) { return !plan.hopper || cuda::hopper_fits(args); }
+bool fits(const Plan& plan, const MlstmBackward& args) {
+  return !plan.hopper || (cuda::hopper_fits(args) && (plan.hopper_gradients || !args.dlast_state.n.given()));
+}
 
 std::string describe(const Plan& plan) {
   const MlstmShape& shape = plan.shape;

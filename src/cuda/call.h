@@ -100,6 +100,8 @@ struct Call {
   Real* outflow;      // [dqk tiles,H,tokens] k.dk through the outgoing state
   double* through;    // [numbers,H,through_parts] <C, dC> + <n, dn> past the chunk
   int through_parts;
+  double* traces;  // [numbers,H,trace_parts] <C, dC> of both as they are stored, times gbar; null: keys makes none
+  int trace_parts;
   Part* parts;  // [1 + most_parts()]; only for Hopper's kernels and packed sequences
   // [numbers,H,tiles of a state] what Hopper's kernels multiply states and dstates of float16 by to have C and dC
   float* state_lowers;

@@ -94,15 +94,15 @@ void carve(Arena& arena, Arena& kept, const Plan& plan, Call<typename Config<T>:
   call.dn_states = arena.take<Real>(chunks * call.dqk);
   for (Real** vector : {&call.row_sums, &call.column_sums, &call.outflow})
     *vector = arena.take<Real>(dqk_tiles * vectors);
-  call.through_parts = static_cast<int>(plan.hopper_reverse ? dqk_tiles
-                                        : plan.hopper       ? sm90::state_parts(call.dqk, call.dhv)
-                                                            : through_parts<T>(call));
+  call.through_parts = static_cast<int>(plan.hopper ? sm90::state_parts(call.dqk, call.dhv) : through_parts<T>(call));
   call.through = arena.take<double>(chunks * call.through_parts);
   if (plan.hopper_reverse) {
     call.block_u = arena.take<typename Call<Real>::Log>(vectors);
     for (Real** vector : {&call.block_qbar, &call.block_abar}) *vector = arena.take<Real>(vectors);
     call.block_gbar = arena.take<Real>(call.block_numbers() * call.heads);
   }
+  call.trace_parts = plan.hopper_gradients ? sm90::trace_parts(call.dqk) : 0;
+  call.traces = arena.take<double>(chunks * call.trace_parts);
   if (!plan.hopper || !std::is_same_v<T, __half>) return;
   for (float** lowers : {&call.state_lowers, &call.dstate_lowers})
     *lowers = arena.take<float>(chunks * sm90::state_tiles(call.dqk, call.dhv));
@@ -277,7 +277,7 @@ void backward_as(const MlstmBackward& args, const Plan& plan, const Call<typenam
   }
   if (!plan.keeps_states) launch_denominators<T>(call, stream);
   if (!plan.keeps_states && plan.hopper_reverse) launch_gates(call, stream);
-  launch_rows<T>(call, stream);
+  if (!plan.hopper_gradients) launch_rows<T>(call, stream);
   if constexpr (is_16_bit<T>) {
     if (plan.hopper_reverse)
       sm90::launch_reverse(call, stream);
@@ -286,11 +286,19 @@ void backward_as(const MlstmBackward& args, const Plan& plan, const Call<typenam
   }
   if (!hopper) launch_dstates<T>(call, stream);
   if constexpr (is_16_bit<T>) {
-    if (plan.hopper_reverse) {
-      sm90::launch_through(call, stream);
-      sm90::launch_keys<T>(call, stream);
-    } else if (plan.hopper_gradients)
-      sm90::launch_gradients<T>(call, stream);
+    if (plan.hopper_gradients) {
+      const bool norms = call.exact || call.dn_last.data != nullptr;
+      if (norms) sm90::launch_norm_gradients<T>(call, stream);
+      if (norms || plan.hopper_reverse) {
+        if (!plan.hopper_reverse) sm90::launch_values<T>(call, stream);
+        norms ? sm90::launch_keys_with_norms<T>(call, stream) : sm90::launch_keys<T>(call, stream);
+        call.through = call.traces;
+        call.through_parts = call.trace_parts;
+      } else {
+        call.traces = nullptr;  // nobody asks for them
+        sm90::launch_gradients<T>(call, stream);
+      }
+    }
   }
   if (!plan.hopper_gradients) launch_gradients<T>(call, stream);
   launch_gate_gradients<T>(call, stream);
@@ -424,7 +432,7 @@ bool hopper_splits_gradients(const MlstmShape& shape) { return sm90::wide_gradie
 bool hopper_fits(const MlstmForward& args) { return all_mapped(args, args.q, args.k, args.v, args.h); }
 
 bool hopper_fits(const MlstmBackward& args) {
-  return !args.dlast_state.n.given() && all_mapped(args, args.q, args.k, args.v, args.dh, args.dq, args.dk, args.dv);
+  return all_mapped(args, args.q, args.k, args.v, args.dh, args.dq, args.dk, args.dv);
 }
 
 std::size_t scratch_bytes(const Plan& plan) {

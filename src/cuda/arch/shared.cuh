@@ -33,6 +33,14 @@ __device__ __forceinline__ uint2 read_words(unsigned shared) {
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(shared) : "memory");
   return x;
 }
+__device__ __forceinline__ uint4 read_quad(unsigned shared) {
+  uint4 x;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(shared)
+               : "memory");
+  return x;
+}
 __device__ __forceinline__ unsigned short read_half_word(unsigned shared) {
   unsigned short x;
   asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(shared) : "memory");

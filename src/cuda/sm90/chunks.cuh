@@ -37,6 +37,7 @@ struct Chunks {
   const Chunk* table;         // of packed sequences
   const float* state_lowers;  // of float16: see Call
   const float* dstate_lowers;
+  const float* deta;  // null: zero
 
   explicit Chunks(const Call<float>& call)
       : u(call.u),
@@ -54,7 +55,8 @@ struct Chunks {
         by_chunks_per_row(static_cast<std::uint32_t>(std::max(call.chunks_per_row, 1))),
         table(call.chunks),
         state_lowers(call.state_lowers),
-        dstate_lowers(call.dstate_lowers) {}
+        dstate_lowers(call.dstate_lowers),
+        deta(call.exact ? call.deta : nullptr) {}
 };
 
 // A chunk of a head. Heads of a chunk are neighbours: they lie side by side in memory.
@@ -134,8 +136,8 @@ __device__ __forceinline__ unsigned tile_after(const Chunks& chunks, const Tiles
   return next_tile<Packed>(chunks, tiles, index + (Packed ? arch::grid_blocks() : gridDim.x));
 }
 
-// Where the vectors of a tile lie in shared memory, from `start` on.
-template <unsigned Start>
+// Where the vectors of a tile lie in shared memory, from `start` on. More: with what traces and gradients of n take.
+template <unsigned Start, bool More = false>
 struct GatePlan {
   static constexpr unsigned u = Start;               // float2 [chunk], with log2(scale / den) in it
   static constexpr unsigned c = u + chunk * 8;       // float2 [chunk]
@@ -143,16 +145,19 @@ struct GatePlan {
   static constexpr unsigned outflow = inflow + 8;    // float2: abar = exp_sum(c, outflow)
   // int2: where vectors begin, of packed sequences those of the tile's part; tokens (+ last_tile)
   static constexpr unsigned vectors = outflow + 8;
-  static constexpr unsigned end = vectors + 8;
+  static constexpr bool more = More;
+  static constexpr unsigned etas = vectors + 8;        // float [chunk]: den deta, as dP would have it
+  static constexpr unsigned index = etas + chunk * 4;  // int2: of the tile; <n, dn>, a float
+  static constexpr unsigned end = More ? index + 8 : etas;
 };
 
 // One warp: the vectors of a block's tiles. u, which takes arithmetic, waits in registers for the room of the tile
 // before. All lanes arrive at `full`. Consumers of packed sequences know of tiles what they are told here;
 // part_vectors(tile): where the vectors of its part begin, among those of all parts. Lowers: states of float16 are in
-// one tile each, whose lifts qbar and abar take back.
-template <class Plan, bool Packed, bool Lowers = false, class Tiles, class PartVectors>
+// one tile each, whose lifts qbar and abar take back. Norms: with deta, and norm(tile), which is <n, dn>.
+template <class Plan, bool Packed, bool Lowers, bool Norms, class Tiles, class PartVectors, class Norm>
 __device__ __forceinline__ void load_gates(const Chunks& chunks, const Tiles& tiles, unsigned memory, unsigned full,
-                                           unsigned empty, const PartVectors& part_vectors) {
+                                           unsigned empty, const PartVectors& part_vectors, const Norm& norm) {
   const int lane = threadIdx.x % 32;
   unsigned parity = 1, next = 0;
 #pragma unroll 1
@@ -161,17 +166,27 @@ __device__ __forceinline__ void load_gates(const Chunks& chunks, const Tiles& ti
     if (Packed) next = tile_after<Packed>(chunks, tiles, index);
     const Tile<Packed> tile(chunks, tiles.chunk_of(index));
     float2 u[chunk / 32];
+    float etas[chunk / 32];
 #pragma unroll
     for (int x = 0; x < chunk / 32; ++x) {
       const int t = lane + 32 * x;
       const bool valid = t < tile.length;
+      if constexpr (Norms) {
+        etas[x] = 0;
+        if (valid && chunks.deta != nullptr) etas[x] = chunks.deta[tile.at + t] / chunks.inverse[tile.at + t];
+      }
       u[x] = valid ? chunks.u[tile.at + t] : float2{};
       u[x].y += __log2f(chunks.scale * (valid ? chunks.inverse[tile.at + t] : 0));  // D is zero beyond the tokens
       arch::pin(u[x]);
     }
+    float product = 0;
+    if constexpr (Norms) product = norm(index);
     arch::wait(empty, parity);
 #pragma unroll
-    for (int x = 0; x < chunk / 32; ++x) arch::write_float2(memory + Plan::u + 8 * (lane + 32 * x), u[x]);
+    for (int x = 0; x < chunk / 32; ++x) {
+      arch::write_float2(memory + Plan::u + 8 * (lane + 32 * x), u[x]);
+      if constexpr (Norms) arch::write_float(memory + Plan::etas + 4 * (lane + 32 * x), etas[x]);
+    }
 #pragma unroll 1
     for (int t = lane; t < chunk; t += 32)
       arch::copy_small<8>(memory + Plan::c + 8 * t, chunks.c + tile.at + min(t, tile.length - 1), t < tile.length);
@@ -184,7 +199,9 @@ __device__ __forceinline__ void load_gates(const Chunks& chunks, const Tiles& ti
       if constexpr (Lowers) outflow.y += static_cast<float>(exponent_of(chunks.dstate_lowers[tile.state]));
       arch::write_float2(memory + Plan::outflow, outflow);
       int vectors = tile.at;
-      if (Packed) vectors += part_vectors(index);
+      if (Packed || Norms) vectors += part_vectors(index);
+      if constexpr (Plan::more)
+        arch::write_int2(memory + Plan::index, {static_cast<int>(index), __float_as_int(product)});
       arch::write_int2(memory + Plan::vectors,
                        {vectors, tile.length + ((Packed ? next : index + gridDim.x) < tiles.tiles ? 0 : last_tile)});
     }
@@ -192,6 +209,11 @@ __device__ __forceinline__ void load_gates(const Chunks& chunks, const Tiles& ti
     arch::wait_copies<0>();
     arch::arrive(full);
   }
+}
+template <class Plan, bool Packed, bool Lowers = false, class Tiles, class PartVectors>
+__device__ __forceinline__ void load_gates(const Chunks& chunks, const Tiles& tiles, unsigned memory, unsigned full,
+                                           unsigned empty, const PartVectors& part_vectors) {
+  load_gates<Plan, Packed, Lowers, false>(chunks, tiles, memory, full, empty, part_vectors, [](unsigned) { return 0; });
 }
 
 }  // namespace tfla::cuda::sm90::scores

@@ -3,114 +3,15 @@
 // A tile is a chunk of 128 tokens of one head and 128 columns of dqk. V, dH, C and dC stream through a ring in panels
 // of 64 columns of dhv, for dP = V dH^T, dK = V dC^T and dQ = dH C^T side by side; Q and K come in for the end of the
 // tile, where dP becomes dS. Two consumer warpgroups own 64 keys and 64 queries each, as in `gradients`.
-#include <algorithm>
-
-#include "cuda/arch/cluster.cuh"
-#include "cuda/launch.h"
-#include "cuda/sm90/keys/consumer.cuh"
-#include "cuda/sm90/keys/producers.cuh"
-#include "cuda/sm90/stages.h"
+#include "cuda/sm90/keys/kernel.cuh"
 
 namespace tfla::cuda::sm90 {
 
-namespace keys {
-
-enum class Role : std::uint8_t { producers, consumer_0, consumer_1 };     // of a warpgroup
-enum class Producer : std::uint8_t { panels, resident, results, gates };  // of a warp
-
-template <class T, bool Packed>
-__global__ void __launch_bounds__(threads, 1)
-    keys_kernel(const __grid_constant__ MapsOf<Packed> maps, const __grid_constant__ Work work) {
-#if __CUDA_ARCH__ == 900
-  extern __shared__ __align__(1024) unsigned char shared[];
-  const unsigned memory = arch::shared_address(shared);
-  const Barriers barriers{memory + Plan::barriers};
-  if (threadIdx.x == 0) barriers.init();
-  __syncthreads();
-  arch::after_previous_kernel();
-  arch::let_next_kernel_start();
-  if (Packed && first_tile<Packed>(work.chunks, work.parts) >= work.parts.tiles) return;
-  switch (static_cast<Role>(threadIdx.x / warpgroup)) {
-    case Role::producers: {
-      arch::fewer_registers<producer_registers>();
-      const bool first_lane = threadIdx.x % 32 == 0;
-      switch (static_cast<Producer>(threadIdx.x / 32)) {
-        case Producer::panels:
-          if (first_lane) load_panels<Packed>(maps, work, memory);
-          break;
-        case Producer::resident:
-          if (first_lane) load_resident<Packed>(maps, work, memory);
-          break;
-        case Producer::results:
-          if (first_lane) store_results<Packed>(maps, work, memory);
-          break;
-        case Producer::gates:
-          load_gates<Plan::Gates, Packed>(
-              work.chunks, work.parts, memory, barriers.gates_full(), barriers.gates_empty(),
-              [&](unsigned tile) { return static_cast<int>(work.parts.part_of(tile)) * work.vectors; });
-          break;
-      }
-      break;
-    }
-    case Role::consumer_0:
-      arch::more_registers<consumer_registers>();
-      Consumer<T, 0, Packed>(work, memory).run();
-      break;
-    case Role::consumer_1:
-      arch::more_registers<consumer_registers>();
-      Consumer<T, 1, Packed>(work, memory).run();
-      break;
-  }
-#endif
-}
-
-}  // namespace keys
-
-namespace {
-
-using namespace keys;
-
-Maps maps_of(const Call<float>& call) {
-  const auto tokens = [&](const Rows& rows, int width, int box) {
-    return token_map(call, rows, call.heads, width, box);
-  };
-  const auto states = [&](const void* data) {
-    return matrix_map(data, call.numbers * call.heads, call.dqk, call.padded_dhv(), columns);
-  };
-  return {.q = tokens(call.q, call.dqk, chunk),
-          .k = tokens(call.k, call.dqk, chunk),
-          .v = tokens(call.v, call.dhv, chunk),
-          .dh = tokens(call.dh, call.dhv, chunk),
-          .dq = tokens(call.dq, call.dqk, half),
-          .dk = tokens(call.dk, call.dqk, half),
-          .C = states(call.states),
-          .dC = states(call.dstates)};
-}
-
-}  // namespace
+int trace_parts(int dqk) { return (dqk + keys::columns - 1) / keys::columns * keys::trace_warps; }
 
 template <class T>
 void launch_keys(const Call<float>& call, cudaStream_t stream) {
-  static_assert(columns == Config<T>::width, "row sums come in parts of as many columns");
-  const int parts = (call.dqk + columns - 1) / columns;
-  const std::int64_t blocks = std::min<std::int64_t>(call.numbers * call.heads * parts, multiprocessors());
-  const Work work{.chunks = Chunks(call),
-                  .row_sums = call.row_sums,
-                  .column_sums = call.column_sums,
-                  .outflow = call.outflow,
-                  .dhv_panels = (call.dhv + panel - 1) / panel,
-                  .parts = Parts(call, parts, blocks),
-                  .dqk = call.dqk,
-                  .vectors = static_cast<int>(call.all_tokens() * call.heads),
-                  .state_tiles = state_tiles(call.dqk, call.dhv),
-                  .state_columns = state_columns(call.dhv)};
-  const Maps maps = maps_of(call);
-  if constexpr (!has_lifts<T>) {
-    if (call.cu_seqlens != nullptr)
-      return launch_chained("keys", keys_kernel<T, true>, blocks, threads, shared_bytes, stream,
-                            PackedMaps{maps, nothing_map(call, chunk)}, work);
-  }
-  launch_chained("keys", keys_kernel<T, false>, blocks, threads, shared_bytes, stream, maps, work);
+  keys::launch<T, false>(call, stream);
 }
 
 template void launch_keys<__nv_bfloat16>(const Call<float>&, cudaStream_t);

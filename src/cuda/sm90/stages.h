@@ -46,17 +46,25 @@ void launch_forward(const Call<float>& call, cudaStream_t stream);
 [[nodiscard]] bool wide_gradients(std::int64_t dqk, std::int64_t dhv);
 template <class T>
 void launch_gradients(const Call<float>& call, cudaStream_t stream);
-// dQ, dK and the row sums of wide heads.
+// dQ, dK and the row sums of heads of any width. With call.traces also <C, dC> of every chunk, in trace_parts parts.
+[[nodiscard]] int trace_parts(int dqk);
 template <class T>
 void launch_keys(const Call<float>& call, cudaStream_t stream);
+template <class T>
+void launch_keys_with_norms(const Call<float>& call, cudaStream_t stream);
 // dC and dV in one, in blocks of 64 tokens: the reverse-time twin of launch_forward, for bfloat16. In place of
 // launch_dstates, but for <C, dC>, and of launch_values.
 [[nodiscard]] bool has_reverse(std::int64_t dqk, std::int64_t dhv);
 void launch_reverse(const Call<float>& call, cudaStream_t stream);
-// <C, dC> alone, for launch_reverse.
-void launch_through(const Call<float>& call, cudaStream_t stream);
 // dV of wide heads.
 template <class T>
 void launch_values(const Call<float>& call, cudaStream_t stream);
+// Gradients of n, for launch_keys_with_norms: the exact one of the normalizer, or one of the last state. deta, dn at
+// the ends of chunks, and dn0. After launch_dstates or launch_reverse, which know of none.
+template <class T>
+void launch_norm_gradients(const Call<float>& call, cudaStream_t stream);
+// dh.h of every token to row_sums, in parts of 128 columns of dqk.
+template <class T>
+void launch_dots(const Call<float>& call, cudaStream_t stream);
 
 }  // namespace tfla::cuda::sm90

@@ -6,19 +6,38 @@
 
 namespace tfla::cuda::sm90::keys {
 
+// Rows g and g + 8 of this thread, plus by.x and by.y times a vector in global memory, of which `valid` numbers are
+// there.
+template <int R>
+__device__ __forceinline__ void add_outer(float (&sum)[R], float2 by, const float* vector, int pair, int valid) {
+#pragma unroll
+  for (int n = 0; n < R / 4; ++n) {
+    if (8 * n >= valid) break;
+    const float2 x = *reinterpret_cast<const float2*>(vector + 8 * n + pair);
+    sum[4 * n] = fmaf(by.x, x.x, sum[4 * n]);
+    sum[4 * n + 1] = fmaf(by.x, x.y, sum[4 * n + 1]);
+    sum[4 * n + 2] = fmaf(by.y, x.x, sum[4 * n + 2]);
+    sum[4 * n + 3] = fmaf(by.y, x.y, sum[4 * n + 3]);
+  }
+}
+
 // Consumer W has keys and queries from 64 W on. No query before its keys sees them: consumer 1 has half the scores.
-template <class T, int W, bool Packed>
+// Norms: n is one more column of C, with ones for v, deta for dh and dn for dC.
+template <class T, int W, bool Packed, bool Norms>
 struct Consumer {
   static constexpr int first_query = W * half, queries = chunk - first_query;
   static constexpr unsigned own = W * half_bytes;                  // of this consumer's rows in a slot
   static constexpr unsigned query_rows = first_query * row_bytes;  // of the queries that see its keys
   static constexpr unsigned step_rows = 16 * row_bytes;            // of a step of a product along rows
   static constexpr bool lifted = has_lifts<T>;
+  // The number of the tile, and which one is the last, come with the gate vectors: not to be kept in registers.
+  static constexpr bool told = Packed || (Norms && !lifted);
 
   const Work& work;
   unsigned memory;
   unsigned panels = 0;  // before the one that is next
   unsigned parity = 0;  // of the tiles before this one
+  float trace = 0;      // of the tile: this thread's share of <C, dC>
 
   // Of one tile. Panels are added to zeros: sums that the first one overwrites would be kept from tile to tile.
   struct Sums {
@@ -59,6 +78,49 @@ struct Consumer {
     arch::products_begin();
     multiply_panel<T>(sums.dQ, dh, own, C, 0, true);
     arch::products_commit();
+    if constexpr (W == 1) {
+      if (work.traces != nullptr) trace_panel(dC + threadIdx.x % warpgroup * 16);
+    }
+  }
+
+  // Adds <C, dC> over the panel, while its products are under way. The order does not matter: both are read as they
+  // lie.
+  __device__ __forceinline__ void trace_panel(unsigned dC) {
+    constexpr unsigned step_bytes = warpgroup * 16;
+    float parts[4]{};
+#pragma unroll
+    for (unsigned at = 0; at < slot_bytes; at += step_bytes) {
+      const uint4 x = arch::read_quad(dC + at), y = arch::read_quad(dC + (slot_C - slot_dC) * slot_bytes + at);
+      const auto add = [&](std::uint32_t a, std::uint32_t b, float& even, float& odd) {
+        const float2 pair = widen(a), other = widen(b);
+        even = fmaf(pair.x, other.x, even);
+        odd = fmaf(pair.y, other.y, odd);
+      };
+      add(x.x, y.x, parts[0], parts[1]);
+      add(x.y, y.y, parts[2], parts[3]);
+      add(x.z, y.z, parts[0], parts[1]);
+      add(x.w, y.w, parts[2], parts[3]);
+    }
+    trace += (parts[0] + parts[1]) + (parts[2] + parts[3]);
+  }
+  __device__ __forceinline__ static float2 widen(std::uint32_t pair) {
+    if constexpr (lifted)
+      return arch::unpack(pair, T{});
+    else
+      return arch::widen_pair(pair);
+  }
+
+  // The share of this warp in gbar <C, dC>, and <n, dn>.
+  __device__ __forceinline__ void store_trace(unsigned tile) {
+    const unsigned unit = work.parts.chunk_of(tile), warp = threadIdx.x % warpgroup / 32;
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) trace += __shfl_xor_sync(0xFFFFFFFFU, trace, offset);
+    double sum = trace;
+    if (Norms && warp == 0) sum += static_cast<double>(__int_as_float(arch::read_int2(memory + Plan::Gates::index).y));
+    if (threadIdx.x % 32 == 0)
+      work.traces[(static_cast<std::int64_t>(unit) * work.parts.count + work.parts.part_of(tile)) * trace_warps +
+                  warp] = sum * static_cast<double>(work.decays[unit]);
+    trace = 0;
   }
 
   // Waits for dK and dQ, and gives back what the panel's products read.
@@ -76,7 +138,6 @@ struct Consumer {
 
   // float16: C and dC come in tiles of 256 columns whose lifts differ. What dK and dQ of one are, in terms of the next
   // one; after the last one, what they are.
-  static constexpr int state_panels = 4;
   __device__ __forceinline__ void lower(Sums& sums, unsigned tile, int from, int to) {
     const unsigned first =
         work.parts.chunk_of(tile) * work.state_tiles + work.parts.part_of(tile) * work.state_columns + from;
@@ -85,8 +146,10 @@ struct Consumer {
       const float x = lowers[first] * (last ? 1.0F : inverse_power(lowers[first + 1]));
       return float2{x, x};
     };
-    scale_rows(sums.dK, by(work.chunks.dstate_lowers));
-    scale_rows(sums.dQ, by(work.chunks.state_lowers));
+    const float2 of_dC = by(work.chunks.dstate_lowers), of_C = by(work.chunks.state_lowers);
+    scale_rows(sums.dK, of_dC);
+    scale_rows(sums.dQ, of_C);
+    trace *= of_dC.x * of_C.x;
   }
 
   // dS = dP . D of 64 queries into shared memory, as [key][query].
@@ -105,8 +168,19 @@ struct Consumer {
   }
 
   // All of it, while dK and dQ of the last panel are under way. Returns its lift (float16).
-  __device__ __forceinline__ float share_scores(const float (&dP)[queries / 2]) {
+  __device__ __forceinline__ float share_scores(float (&dP)[queries / 2]) {
     arch::wait(barriers().gates_full(), parity);
+    if constexpr (Norms) {
+      const unsigned etas = memory + Plan::Gates::etas + (first_query + Lane<W>().pair) * 4;
+#pragma unroll
+      for (int n = 0; n < queries / 8; ++n) {
+        const float2 eta = arch::read_float2(etas + 32 * n);
+        dP[4 * n] += eta.x;
+        dP[4 * n + 1] += eta.y;
+        dP[4 * n + 2] += eta.x;
+        dP[4 * n + 3] += eta.y;
+      }
+    }
     float lift = 1;
     if constexpr (lifted)
       lift = lift_of_all<W>(dP, memory + Plan::Gates::u, memory + Plan::Gates::c, memory + Plan::largest, parity);
@@ -118,13 +192,24 @@ struct Consumer {
     return lift;
   }
 
-  // dK = abar dK + dS^T Q, dQ = qbar dQ + dS K, and what is summed over their rows. Whether the tile was the last one
-  // of packed sequences.
+  // dK = abar dK + dS^T Q, dQ = qbar dQ + dS K, and what is summed over their rows. Whether it is told to be the last
+  // tile.
   __device__ __forceinline__ bool finish(unsigned tile, float (&dQ)[columns / 2], float (&dK)[columns / 2],
                                          float lift) {
     const Lane<W> my;
+    if constexpr (told) tile = static_cast<unsigned>(arch::read_int2(memory + Plan::Gates::index).x);
+    if constexpr (W == 1) {
+      if (work.traces != nullptr) store_trace(tile);
+    }
+    if constexpr (Norms) {
+      const NormPart norms(work, tile);
+      const unsigned etas = memory + Plan::Gates::etas + my.row * 4;
+      add_outer(dK, {1, 1}, norms.dn, my.pair, norms.columns);
+      add_outer(dQ, {arch::read_float(etas), arch::read_float(etas + 32)}, norms.n, my.pair, norms.columns);
+    }
     int2 vectors = arch::read_int2(memory + Plan::Gates::vectors);
-    if (!Packed) vectors.x += static_cast<int>(work.parts.part_of(tile)) * work.chunks.heads * work.chunks.all_tokens;
+    if (!Packed && !Norms)
+      vectors.x += static_cast<int>(work.parts.part_of(tile)) * work.chunks.heads * work.chunks.all_tokens;
     scale_rows(dK, row_weights<W>(memory + Plan::Gates::c, memory + Plan::Gates::outflow));
     scale_rows(dQ, row_weights<W>(memory + Plan::Gates::u, memory + Plan::Gates::inflow));
     __syncwarp();
@@ -178,12 +263,12 @@ struct Consumer {
       arch::named_wait(ds_is_read, 2 * warpgroup);
     stage<T>(dK, (W == 0 ? q() : k()) + my.panel_row, slot_bytes, barriers().dk_staged(), my.leads, {lower, lower});
     stage<T>(dQ, ds(W) + my.half_row, half_bytes, barriers().dq_staged(), my.leads, {lower, lower});
-    return Packed && vectors.y >= last_tile;
+    return told && vectors.y >= last_tile;
   }
 
   __device__ __forceinline__ void run() {
 #pragma unroll 1
-    for (unsigned tile = blockIdx.x; Packed || tile < work.parts.tiles; tile += gridDim.x, parity ^= 1) {
+    for (unsigned tile = blockIdx.x; told || tile < work.parts.tiles; tile += gridDim.x, parity ^= 1) {
       Sums sums;
 #pragma unroll 1
       for (int t = 1; t < work.dhv_panels; ++t) {

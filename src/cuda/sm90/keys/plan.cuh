@@ -14,10 +14,16 @@ using namespace scores;
 
 inline constexpr int threads = 3 * warpgroup;
 inline constexpr int warps_of_consumer = warpgroup / 32;
-// 504 in all: what 384 threads at 168 own.
-inline constexpr int producer_registers = 24, consumer_registers = 240;
-inline constexpr int columns = 128;  // of dqk in a tile
+// 504 in all: what 384 threads at 168 own. Consumer 1 has half the scores; with gradients of n the gates take more.
+inline constexpr int consumer_registers = 240;
+template <bool Norms>
+inline constexpr int producer_registers = Norms ? 40 : 24;
+template <bool Norms>
+inline constexpr int second_consumer_registers = 264 - producer_registers<Norms>;
+inline constexpr int trace_warps = warpgroup / 32;  // consumer 1
+inline constexpr int columns = 128;                 // of dqk in a tile
 inline constexpr int column_panels = columns / panel;
+inline constexpr int state_panels = 4;  // of a tile of C or dC, each of which has a lift (float16)
 
 struct Maps {
   CUtensorMap q, k, v, dh;  // boxes of 128 tokens
@@ -41,6 +47,9 @@ struct Work {
   int dqk;
   int vectors;                     // numbers in a vector of all tokens and heads: row sums come in parts of so many
   int state_tiles, state_columns;  // of C and dC, in all and side by side (float16)
+  double* traces;                  // of consumer 1's warps: gbar <C, dC>; null: nobody asks for them
+  const float* decays;             // gbar
+  const float *n, *dn;             // [chunks and heads, dqk], where there are gradients of n
 };
 
 // 128 columns of dqk of a chunk and head. All parts of it read V and dH.
@@ -51,6 +60,20 @@ struct Part : Tile<Packed> {
   __device__ __forceinline__ Part(const Work& work, unsigned tile)
       : Tile<Packed>(work.chunks, work.parts.chunk_of(tile)),
         column(static_cast<int>(work.parts.part_of(tile)) * columns) {}
+};
+
+// n and dn of such a part.
+struct NormPart {
+  const float *n, *dn;
+  int columns;
+
+  __device__ __forceinline__ NormPart(const Work& work, unsigned tile) {
+    const int first = static_cast<int>(work.parts.part_of(tile)) * keys::columns;
+    const std::int64_t at = static_cast<std::int64_t>(work.parts.chunk_of(tile)) * work.dqk + first;
+    n = work.n + at;
+    dn = work.dn + at;
+    columns = min(work.dqk - first, keys::columns);
+  }
 };
 
 // A panel of 64 columns of dhv in shared memory.
@@ -64,7 +87,7 @@ struct Plan {
   static constexpr unsigned k = q + column_panels * slot_bytes;
   static constexpr unsigned ds = k + column_panels * slot_bytes;  // [keys][queries], queries in halves; dQ leaves here
   static constexpr unsigned ring = ds + 2 * slot_bytes;
-  using Gates = GatePlan<ring + stages * stage_bytes>;
+  using Gates = GatePlan<ring + stages * stage_bytes, true>;
   static constexpr unsigned largest = (Gates::end + 15) / 16 * 16;  // float16: the largest numbers of warps
   static constexpr unsigned barriers = largest + 2 * 4 * 2 * warps_of_consumer;
 };
@@ -89,12 +112,15 @@ struct Barriers {
   __device__ __forceinline__ unsigned ring_full(int slot) const { return at(9 + slot); }
   __device__ __forceinline__ unsigned ring_empty(int slot) const { return at(9 + ring_slots + slot); }
 
-  // By one thread. Consumer 0 leaves its dK in Q and consumer 1 in K: there the store warp arrives for it.
+  // By one thread. Consumer 0 leaves its dK in Q and consumer 1 in K: there the store warp arrives for it. Rows:
+  // nothing is stored.
+  template <bool Rows = false>
   __device__ void init() const {
     constexpr int consumer_warps = 2 * warps_of_consumer;
     arch::barrier_init(gates_full(), 32);
     for (const unsigned full : {q_full(), k_full()}) arch::barrier_init(full, 1);
-    for (const unsigned empty : {q_empty(), k_empty()}) arch::barrier_init(empty, warps_of_consumer + 1);
+    for (const unsigned empty : {q_empty(), k_empty()})
+      arch::barrier_init(empty, Rows ? consumer_warps : warps_of_consumer + 1);
     arch::barrier_init(gates_empty(), consumer_warps);
     arch::barrier_init(ds_empty(), 1);
     for (const unsigned staged : {dk_staged(), dq_staged()}) arch::barrier_init(staged, consumer_warps);

@@ -7,8 +7,8 @@
 
 namespace tfla::cuda::sm90::keys {
 
-// One thread: panels of V, dH, dC and C.
-template <bool Packed>
+// One thread: panels of V, dH, dC and C. Rows: without dC.
+template <bool Packed, bool Rows = false>
 __device__ __forceinline__ void load_panels(const MapsOf<Packed>& maps, const Work& work, unsigned memory) {
   const Barriers barriers{memory + Plan::barriers};
   Ring<Plan::stages> ring;
@@ -35,7 +35,7 @@ __device__ __forceinline__ void load_panels(const MapsOf<Packed>& maps, const Wo
       };
       load_tokens(slot_v, maps.v);
       load_tokens(slot_dh, maps.dh);
-      load_state(slot_dC, maps.dC);
+      if (!Rows) load_state(slot_dC, maps.dC);
       load_state(slot_C, maps.C);
     }
   }
@@ -64,6 +64,17 @@ __device__ __forceinline__ void load_resident(const MapsOf<Packed>& maps, const 
     load(maps.k, memory + Plan::k, barriers.k_full(), barriers.k_empty());
     load(maps.q, memory + Plan::q, barriers.q_full(), barriers.q_empty());
   }
+}
+
+// One warp: <n, dn> of a tile. n and dn are then in L1 for the consumers.
+__device__ __forceinline__ float norm_product(const Work& work, unsigned index) {
+  const NormPart norms(work, index);
+  float sum = 0;
+#pragma unroll 1
+  for (int x = static_cast<int>(threadIdx.x % 32); x < norms.columns; x += 32) sum = fmaf(norms.n[x], norms.dn[x], sum);
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xFFFFFFFFU, sum, offset);
+  return sum;
 }
 
 // One thread: sends what the consumers staged. dK of consumer 0 lies in the first half of Q, that of consumer 1 in the

@@ -1,0 +1,121 @@
+// Stage `keys` on Hopper: the kernel and its launch. See keys.cu.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/arch/cluster.cuh"
+#include "cuda/launch.h"
+#include "cuda/sm90/keys/consumer.cuh"
+#include "cuda/sm90/keys/producers.cuh"
+#include "cuda/sm90/stages.h"
+
+namespace tfla::cuda::sm90 {
+
+namespace keys {
+
+enum class Role : std::uint8_t { producers, consumer_0, consumer_1 };     // of a warpgroup
+enum class Producer : std::uint8_t { panels, resident, results, gates };  // of a warp
+
+template <class T, bool Packed, bool Norms>
+__global__ void __launch_bounds__(threads, 1)
+    keys_kernel(const __grid_constant__ MapsOf<Packed> maps, const __grid_constant__ Work work) {
+#if __CUDA_ARCH__ == 900
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const unsigned memory = arch::shared_address(shared);
+  const Barriers barriers{memory + Plan::barriers};
+  if (threadIdx.x == 0) barriers.init();
+  __syncthreads();
+  arch::after_previous_kernel();
+  arch::let_next_kernel_start();
+  if (Packed && first_tile<Packed>(work.chunks, work.parts) >= work.parts.tiles) return;
+  switch (static_cast<Role>(threadIdx.x / warpgroup)) {
+    case Role::producers: {
+      arch::fewer_registers<producer_registers<Norms>>();
+      const bool first_lane = threadIdx.x % 32 == 0;
+      switch (static_cast<Producer>(threadIdx.x / 32)) {
+        case Producer::panels:
+          if (first_lane) load_panels<Packed>(maps, work, memory);
+          break;
+        case Producer::resident:
+          if (first_lane) load_resident<Packed>(maps, work, memory);
+          break;
+        case Producer::results:
+          if (first_lane) store_results<Packed>(maps, work, memory);
+          break;
+        case Producer::gates:
+          load_gates<Plan::Gates, Packed, false, Norms>(
+              work.chunks, work.parts, memory, barriers.gates_full(), barriers.gates_empty(),
+              [&](unsigned tile) { return static_cast<int>(work.parts.part_of(tile)) * work.vectors; },
+              [&](unsigned tile) { return norm_product(work, tile); });
+          break;
+      }
+      break;
+    }
+    case Role::consumer_0:
+      arch::more_registers<consumer_registers>();
+      Consumer<T, 0, Packed, Norms>(work, memory).run();
+      break;
+    case Role::consumer_1:
+      arch::more_registers<second_consumer_registers<Norms>>();
+      Consumer<T, 1, Packed, Norms>(work, memory).run();
+      break;
+  }
+#endif
+}
+
+inline Maps maps_of(const Call<float>& call) {
+  const auto tokens = [&](const Rows& rows, int width, int box) {
+    return token_map(call, rows, call.heads, width, box);
+  };
+  const auto states = [&](const void* data) {
+    return matrix_map(data, call.numbers * call.heads, call.dqk, call.padded_dhv(), columns);
+  };
+  return {.q = tokens(call.q, call.dqk, chunk),
+          .k = tokens(call.k, call.dqk, chunk),
+          .v = tokens(call.v, call.dhv, chunk),
+          .dh = tokens(call.dh, call.dhv, chunk),
+          .dq = tokens(call.dq, call.dqk, half),
+          .dk = tokens(call.dk, call.dqk, half),
+          .C = states(call.states),
+          .dC = states(call.dstates)};
+}
+
+inline int parts_of(const Call<float>& call) { return (call.dqk + columns - 1) / columns; }
+inline std::int64_t blocks_of(const Call<float>& call) {
+  return std::min<std::int64_t>(call.numbers * call.heads * parts_of(call), multiprocessors());
+}
+
+inline Work work_of(const Call<float>& call) {
+  static_assert(columns == Config<__nv_bfloat16>::width, "row sums come in parts of as many columns");
+  return {.chunks = Chunks(call),
+          .row_sums = call.row_sums,
+          .column_sums = call.column_sums,
+          .outflow = call.outflow,
+          .dhv_panels = (call.dhv + panel - 1) / panel,
+          .parts = Parts(call, parts_of(call), blocks_of(call)),
+          .dqk = call.dqk,
+          .vectors = static_cast<int>(call.all_tokens() * call.heads),
+          .state_tiles = state_tiles(call.dqk, call.dhv),
+          .state_columns = state_columns(call.dhv),
+          .traces = call.traces,
+          .decays = call.gbar,
+          .n = static_cast<const float*>(call.n_states),
+          .dn = call.dn_states};
+}
+
+template <class T, bool Norms>
+void launch(const Call<float>& call, cudaStream_t stream) {
+  const Work work = work_of(call);
+  const std::int64_t blocks = blocks_of(call);
+  const Maps maps = maps_of(call);
+  if constexpr (!has_lifts<T>) {
+    if (call.cu_seqlens != nullptr)
+      return launch_chained("keys", keys_kernel<T, true, Norms>, blocks, threads, shared_bytes, stream,
+                            PackedMaps{maps, nothing_map(call, chunk)}, work);
+  }
+  launch_chained("keys", keys_kernel<T, false, Norms>, blocks, threads, shared_bytes, stream, maps, work);
+}
+
+}  // namespace keys
+
+}  // namespace tfla::cuda::sm90

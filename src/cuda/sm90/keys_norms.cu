@@ -1,0 +1,14 @@
+// Stage `keys` on Hopper with gradients of n, in a file of its own for the sake of compile time. See keys.cu.
+#include "cuda/sm90/keys/kernel.cuh"
+
+namespace tfla::cuda::sm90 {
+
+template <class T>
+void launch_keys_with_norms(const Call<float>& call, cudaStream_t stream) {
+  keys::launch<T, true>(call, stream);
+}
+
+template void launch_keys_with_norms<__nv_bfloat16>(const Call<float>&, cudaStream_t);
+template void launch_keys_with_norms<__half>(const Call<float>&, cudaStream_t);
+
+}  // namespace tfla::cuda::sm90
