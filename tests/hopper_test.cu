@@ -257,6 +257,30 @@ TEST_F(Cuda, NormGradientsInEveryRegimeOnHopper) {
     }
 }
 
+// A gradient of the last n that is zero changes nothing but the kernels: <C, dC> comes from keys instead of dstates. In
+// bfloat16 wide heads have it from keys either way.
+TEST_F(Cuda, TracesAgreeWithDstatesOnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  for (const Regime regime : {Regime::trained_like, Regime::never_forget, Regime::resets}) {
+    Case c = gpu_case(
+        {.batch = 1, .tokens = 1000, .qk_heads = 3, .heads = 3, .dqk = 256, .dhv = 264, .dtype = DType::float16});
+    c.regime = regime;
+    c.initial_state = c.last_state_grad = true;
+    Problem problem(c);
+    MlstmBackward& args = problem.backward();
+    const auto& shape = args.dlast_state.n.shape;
+    overwrite(args.dlast_state.n, Values(static_cast<std::size_t>(shape[0] * shape[1] * shape[2])));
+    EXPECT_TRUE(plan(args, on_gpu).norm_gradients);
+    const Snapshot traces = run_both(problem, on_gpu);
+    args.dlast_state.n = {};
+    EXPECT_FALSE(plan(args, on_gpu).norm_gradients);
+    const Snapshot dstates = run_both(problem, on_gpu);
+    for (const char* name : {"dq", "dk", "dv", "di"})
+      EXPECT_TRUE(close(traces.at(name), dstates.at(name), 0)) << name << " " << label(c);
+    EXPECT_TRUE(close(traces.at("df"), dstates.at("df"), 2 * reference::allowed_error("df", c))) << label(c);
+  }
+}
+
 // float16 has lifts in every kernel: all regimes of the gates, whose weights reach from 1e-7 to 1.
 TEST_F(Cuda, Float16OnHopper) {
   if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
