@@ -97,7 +97,7 @@ __device__ __forceinline__ void write_gradient(const Call<Real>& call, const Chu
 // So does the chunk before it, less the row - column of this one, and the chunk after it, with its own row - column.
 // C and dC are rounded in each chunk anew, so a mean of the three is closer where nothing is forgotten; where much is,
 // the roundings of outflow cancel in row - column of the own chunk alone. Hence the weights: what is kept of the state
-// in between. The last chunk is taken at its word: without gradient of the last state it says zero.
+// in between. Without a gradient of the last state the last chunk is taken at its word, which is zero.
 //
 // A block has some heads of a chunk, and works from its last token to the first.
 template <class Real>
@@ -132,19 +132,18 @@ __global__ void __launch_bounds__(threads, sizeof(Real) == 8 ? 2 : 3)
     return sum;
   };
   double ending = said(number, sums), weights = 1;
-  if (number + 1 < call.numbers) {
-    const Chunk next = call.chunks[number + 1];
-    if (next.length > 0 && next.first == chunk.first) {
-      const Sums<Real> of = sums_of(next);
-      const double weight = call.gbar[(number + 1) * call.heads + head];
-      ending += weight * (said(number + 1, of) + change(of));
-      weights += weight;
-      if (number > chunk.first) {
-        const double before = call.gbar[number * call.heads + head];
-        ending += before * (said(number - 1, sums_of(call.chunks[number - 1])) - change(sums));
-        weights += before;
-      }
-    }
+  const Chunk next = number + 1 < call.numbers ? call.chunks[number + 1] : Chunk{};
+  const bool has_next = next.length > 0 && next.first == chunk.first;
+  if (has_next) {
+    const Sums<Real> of = sums_of(next);
+    const double weight = call.gbar[(number + 1) * call.heads + head];
+    ending += weight * (said(number + 1, of) + change(of));
+    weights += weight;
+  }
+  if (number > chunk.first && (has_next || call.dC_last.data != nullptr)) {
+    const double weight = call.gbar[number * call.heads + head];
+    ending += weight * (said(number - 1, sums_of(call.chunks[number - 1])) - change(sums));
+    weights += weight;
   }
 #pragma unroll
   for (int offset = warp_size / 2; offset > 0; offset /= 2) ending += __shfl_xor_sync(0xFFFFFFFFU, ending, offset);
