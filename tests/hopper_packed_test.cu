@@ -71,22 +71,28 @@ const PackedShape packed_shapes[] = {
     {mixed, 2, 4, 64, 64, Layout::bthd, InputGate::exponential, true, 256},
 };
 
+Case case_of(const PackedShape& shape) {
+  Case c = gpu_case({.batch = 1,
+                     .tokens = boundaries(shape.lengths).back(),
+                     .qk_heads = shape.qk_heads,
+                     .heads = shape.heads,
+                     .dqk = shape.dqk,
+                     .dhv = shape.dhv,
+                     .dtype = DType::bfloat16});
+  c.cu_seqlens = boundaries(shape.lengths);
+  c.layout = shape.layout;
+  c.options = {.gate = shape.gate, .chunk_size = shape.chunk};
+  c.initial_state = c.last_state_grad = shape.states;
+  return c;
+}
+
 TEST_F(Cuda, PackedOnHopper) {
   if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
   bool keep = false;
   for (const PackedShape& shape : packed_shapes) {
     keep = !keep;
-    Case c = gpu_case({.batch = 1,
-                       .tokens = boundaries(shape.lengths).back(),
-                       .qk_heads = shape.qk_heads,
-                       .heads = shape.heads,
-                       .dqk = shape.dqk,
-                       .dhv = shape.dhv,
-                       .dtype = DType::bfloat16});
-    c.cu_seqlens = boundaries(shape.lengths);
-    c.layout = shape.layout;
-    c.options = {.gate = shape.gate, .chunk_size = shape.chunk, .keep_states = keep};
-    c.initial_state = c.last_state_grad = shape.states;
+    Case c = case_of(shape);
+    c.options.keep_states = keep;
     check_on_hopper(c, shape.qk_heads == shape.heads);
   }
 }
@@ -98,22 +104,11 @@ TEST_F(Cuda, PackedNormGradientsOnHopper) {
     exact = !exact;
     if (shape.qk_heads != shape.heads || (!exact && !shape.states)) continue;
     if (exact && boundaries(shape.lengths).back() == 1) continue;  // the gradient is the difference of large numbers
-    Case c = gpu_case({.batch = 1,
-                       .tokens = boundaries(shape.lengths).back(),
-                       .qk_heads = shape.heads,
-                       .heads = shape.heads,
-                       .dqk = shape.dqk,
-                       .dhv = shape.dhv,
-                       .dtype = DType::bfloat16});
-    c.cu_seqlens = boundaries(shape.lengths);
+    Case c = case_of(shape);
     if (exact) c.regime = reference::Regime::randn;  // trained_like has rows whose q.n cancels: bad for any kernels
-    c.layout = shape.layout;
-    c.options = {.gate = shape.gate,
-                 .normalizer = Normalizer::max,
-                 .exact_normalizer_grad = exact,
-                 .chunk_size = shape.chunk,
-                 .keep_states = shape.states};
-    c.initial_state = c.last_state_grad = shape.states;
+    c.options.normalizer = Normalizer::max;
+    c.options.exact_normalizer_grad = exact;
+    c.options.keep_states = shape.states;
     check_on_hopper(c, true, {}, true);
   }
 }
