@@ -90,7 +90,7 @@ std::vector<std::int64_t> chunk_sizes(const CheckOptions& options, Formulation f
 void take(Worst& worst, const std::vector<TensorError>& errors, const reference::Case& description,
           const nlohmann::ordered_json& context, nlohmann::ordered_json& log) {
   for (const TensorError& error : errors) {
-    const double bound = reference::allowed_error(error.tensor, description);
+    const double bound = reference::allowed_error(error, description);
     nlohmann::ordered_json entry = context;
     entry["tensor"] = error.tensor;
     entry["relative_error"] = error.relative;  // JSON has no infinity: null says that something was not finite

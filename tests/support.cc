@@ -162,7 +162,7 @@ AssertionResult within_bounds(const std::vector<reference::TensorError>& errors,
   AssertionResult result = AssertionFailure();
   bool good = true;
   for (const reference::TensorError& error : errors) {
-    const double allowed = reference::allowed_error(error.tensor, description);
+    const double allowed = reference::allowed_error(error, description);
     if (error.relative <= allowed) continue;
     good = false;
     result << "\n  " << error.tensor << ": relative error " << error.relative << " > " << allowed << ", worst element "

@@ -212,21 +212,25 @@ HWY_INLINE double step_vector(double decay, double weight, const Real* HWY_RESTR
 
 // ---------------------------------------------------------------- step
 
+template <class D, class Real, class V = hn::Vec<D>>
+HWY_INLINE V decayed(D d, const Decay<Real>& decay, V x, V added) {
+  return hn::MulAdd(hn::Set(d, decay.whole), x, hn::MulAdd(hn::Set(d, decay.rest), x, added));
+}
+
 // `Rows` rows of C at a time: v and h are then read once per block and stay in the first-level cache.
 template <int Rows, class Real>
-HWY_INLINE void step_rows(Real decay, const Real* HWY_RESTRICT input, const Real* HWY_RESTRICT q,
+HWY_INLINE void step_rows(Decay<Real> decay, const Real* HWY_RESTRICT input, const Real* HWY_RESTRICT q,
                           const Real* HWY_RESTRICT v, Real* HWY_RESTRICT C, int64_t stride, Real* HWY_RESTRICT h,
                           int64_t cols) {
   const hn::ScalableTag<Real> d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  const auto keep = hn::Set(d, decay);
   int64_t j = 0;
   for (; j + lanes <= cols; j += lanes) {
     const auto value = hn::LoadU(d, v + j);
     auto out = hn::LoadU(d, h + j);
     for (int r = 0; r < Rows; ++r) {
       Real* row = C + r * stride + j;
-      const auto updated = hn::MulAdd(hn::Set(d, input[r]), value, hn::Mul(keep, hn::LoadU(d, row)));
+      const auto updated = decayed(d, decay, hn::LoadU(d, row), hn::Mul(hn::Set(d, input[r]), value));
       hn::StoreU(updated, d, row);
       out = hn::MulAdd(hn::Set(d, q[r]), updated, out);
     }
@@ -240,7 +244,7 @@ HWY_INLINE void step_rows(Real decay, const Real* HWY_RESTRICT input, const Real
     auto out = hn::LoadU(one, h + j);
     for (int r = 0; r < Rows; ++r) {
       Real* row = C + r * stride + j;
-      const auto updated = hn::MulAdd(hn::Set(one, input[r]), value, hn::Mul(hn::Set(one, decay), hn::LoadU(one, row)));
+      const auto updated = decayed(one, decay, hn::LoadU(one, row), hn::Mul(hn::Set(one, input[r]), value));
       hn::StoreU(updated, one, row);
       out = hn::MulAdd(hn::Set(one, q[r]), updated, out);
     }
@@ -249,7 +253,7 @@ HWY_INLINE void step_rows(Real decay, const Real* HWY_RESTRICT input, const Real
 }
 
 template <class Real>
-HWY_INLINE void step_panel(Real decay, const Real* input, const Real* q, const Real* v, Real* C, int64_t stride,
+HWY_INLINE void step_panel(Decay<Real> decay, const Real* input, const Real* q, const Real* v, Real* C, int64_t stride,
                            Real* h, int64_t rows, int64_t cols) {
   constexpr int block = 4;
   for (int64_t j = 0; j < cols; ++j) h[j] = 0;
@@ -260,24 +264,24 @@ HWY_INLINE void step_panel(Real decay, const Real* input, const Real* q, const R
 
 // ---------------------------------------------------------------- one entry per type, for the dispatch table
 
-#define TFLA_SIMD_ENTRIES(Real, suffix)                                                                        \
-  HWY_ATTR void exp_shifted_##suffix(Real factor, double shift, const double* x, Real* out, int64_t n) {       \
-    exp_shifted(factor, shift, x, out, n);                                                                     \
-  }                                                                                                            \
-  HWY_ATTR void scale_##suffix(Real factor, const Real* x, Real* out, int64_t n) { scale(factor, x, out, n); } \
-  HWY_ATTR void add_##suffix(Real factor, const Real* x, Real* out, int64_t n) { add(factor, x, out, n); }     \
-  HWY_ATTR double dot_##suffix(const Real* x, const Real* y, int64_t n) { return dot(x, y, n); }               \
-  HWY_ATTR void multiply_##suffix(const Real* x, Real* out, int64_t n) { multiply(x, out, n); }                \
-  HWY_ATTR double add_products_##suffix(const Real* x, const Real* y, double* columns, int64_t n) {            \
-    return add_products(x, y, columns, n);                                                                     \
-  }                                                                                                            \
-  HWY_ATTR double step_vector_##suffix(double decay, double weight, const Real* k, const Real* q, double* n,   \
-                                       int64_t count) {                                                        \
-    return step_vector(decay, weight, k, q, n, count);                                                         \
-  }                                                                                                            \
-  HWY_ATTR void step_panel_##suffix(Real decay, const Real* input, const Real* q, const Real* v, Real* C,      \
-                                    int64_t stride, Real* h, int64_t rows, int64_t cols) {                     \
-    step_panel(decay, input, q, v, C, stride, h, rows, cols);                                                  \
+#define TFLA_SIMD_ENTRIES(Real, suffix)                                                                          \
+  HWY_ATTR void exp_shifted_##suffix(Real factor, double shift, const double* x, Real* out, int64_t n) {         \
+    exp_shifted(factor, shift, x, out, n);                                                                       \
+  }                                                                                                              \
+  HWY_ATTR void scale_##suffix(Real factor, const Real* x, Real* out, int64_t n) { scale(factor, x, out, n); }   \
+  HWY_ATTR void add_##suffix(Real factor, const Real* x, Real* out, int64_t n) { add(factor, x, out, n); }       \
+  HWY_ATTR double dot_##suffix(const Real* x, const Real* y, int64_t n) { return dot(x, y, n); }                 \
+  HWY_ATTR void multiply_##suffix(const Real* x, Real* out, int64_t n) { multiply(x, out, n); }                  \
+  HWY_ATTR double add_products_##suffix(const Real* x, const Real* y, double* columns, int64_t n) {              \
+    return add_products(x, y, columns, n);                                                                       \
+  }                                                                                                              \
+  HWY_ATTR double step_vector_##suffix(double decay, double weight, const Real* k, const Real* q, double* n,     \
+                                       int64_t count) {                                                          \
+    return step_vector(decay, weight, k, q, n, count);                                                           \
+  }                                                                                                              \
+  HWY_ATTR void step_panel_##suffix(Decay<Real> decay, const Real* input, const Real* q, const Real* v, Real* C, \
+                                    int64_t stride, Real* h, int64_t rows, int64_t cols) {                       \
+    step_panel(decay, input, q, v, C, stride, h, rows, cols);                                                    \
   }
 TFLA_SIMD_ENTRIES(float, f32)
 TFLA_SIMD_ENTRIES(double, f64)

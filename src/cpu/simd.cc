@@ -52,35 +52,35 @@ void soft_cap(double cap, double* x, std::int64_t n) { HWY_DYNAMIC_DISPATCH(soft
 void log_sigmoid(double* x, std::int64_t n) { HWY_DYNAMIC_DISPATCH(log_sigmoid)(x, n); }
 const char* target_name() { return HWY_DYNAMIC_DISPATCH(target)(); }
 
-#define TFLA_SIMD_DISPATCH(Real, suffix)                                                                              \
-  HWY_EXPORT(exp_shifted_##suffix);                                                                                   \
-  HWY_EXPORT(scale_##suffix);                                                                                         \
-  HWY_EXPORT(add_##suffix);                                                                                           \
-  HWY_EXPORT(dot_##suffix);                                                                                           \
-  HWY_EXPORT(multiply_##suffix);                                                                                      \
-  HWY_EXPORT(add_products_##suffix);                                                                                  \
-  HWY_EXPORT(step_vector_##suffix);                                                                                   \
-  HWY_EXPORT(step_panel_##suffix);                                                                                    \
-  void exp_shifted(Real factor, double shift, const double* x, Real* out, std::int64_t n) {                           \
-    HWY_DYNAMIC_DISPATCH(exp_shifted_##suffix)(factor, shift, x, out, n);                                             \
-  }                                                                                                                   \
-  void scale(Real factor, const Real* x, Real* out, std::int64_t n) {                                                 \
-    HWY_DYNAMIC_DISPATCH(scale_##suffix)(factor, x, out, n);                                                          \
-  }                                                                                                                   \
-  void add(Real factor, const Real* x, Real* out, std::int64_t n) {                                                   \
-    HWY_DYNAMIC_DISPATCH(add_##suffix)(factor, x, out, n);                                                            \
-  }                                                                                                                   \
-  double dot(const Real* x, const Real* y, std::int64_t n) { return HWY_DYNAMIC_DISPATCH(dot_##suffix)(x, y, n); }    \
-  void multiply(const Real* x, Real* out, std::int64_t n) { HWY_DYNAMIC_DISPATCH(multiply_##suffix)(x, out, n); }     \
-  double add_products(const Real* x, const Real* y, double* columns, std::int64_t n) {                                \
-    return HWY_DYNAMIC_DISPATCH(add_products_##suffix)(x, y, columns, n);                                             \
-  }                                                                                                                   \
-  double step_vector(double decay, double weight, const Real* k, const Real* q, double* n, std::int64_t count) {      \
-    return HWY_DYNAMIC_DISPATCH(step_vector_##suffix)(decay, weight, k, q, n, count);                                 \
-  }                                                                                                                   \
-  void step_panel(Real decay, const Real* input, const Real* q, const Real* v, Real* C, std::int64_t stride, Real* h, \
-                  std::int64_t rows, std::int64_t cols) {                                                             \
-    HWY_DYNAMIC_DISPATCH(step_panel_##suffix)(decay, input, q, v, C, stride, h, rows, cols);                          \
+#define TFLA_SIMD_DISPATCH(Real, suffix)                                                                            \
+  HWY_EXPORT(exp_shifted_##suffix);                                                                                 \
+  HWY_EXPORT(scale_##suffix);                                                                                       \
+  HWY_EXPORT(add_##suffix);                                                                                         \
+  HWY_EXPORT(dot_##suffix);                                                                                         \
+  HWY_EXPORT(multiply_##suffix);                                                                                    \
+  HWY_EXPORT(add_products_##suffix);                                                                                \
+  HWY_EXPORT(step_vector_##suffix);                                                                                 \
+  HWY_EXPORT(step_panel_##suffix);                                                                                  \
+  void exp_shifted(Real factor, double shift, const double* x, Real* out, std::int64_t n) {                         \
+    HWY_DYNAMIC_DISPATCH(exp_shifted_##suffix)(factor, shift, x, out, n);                                           \
+  }                                                                                                                 \
+  void scale(Real factor, const Real* x, Real* out, std::int64_t n) {                                               \
+    HWY_DYNAMIC_DISPATCH(scale_##suffix)(factor, x, out, n);                                                        \
+  }                                                                                                                 \
+  void add(Real factor, const Real* x, Real* out, std::int64_t n) {                                                 \
+    HWY_DYNAMIC_DISPATCH(add_##suffix)(factor, x, out, n);                                                          \
+  }                                                                                                                 \
+  double dot(const Real* x, const Real* y, std::int64_t n) { return HWY_DYNAMIC_DISPATCH(dot_##suffix)(x, y, n); }  \
+  void multiply(const Real* x, Real* out, std::int64_t n) { HWY_DYNAMIC_DISPATCH(multiply_##suffix)(x, out, n); }   \
+  double add_products(const Real* x, const Real* y, double* columns, std::int64_t n) {                              \
+    return HWY_DYNAMIC_DISPATCH(add_products_##suffix)(x, y, columns, n);                                           \
+  }                                                                                                                 \
+  double step_vector(double decay, double weight, const Real* k, const Real* q, double* n, std::int64_t count) {    \
+    return HWY_DYNAMIC_DISPATCH(step_vector_##suffix)(decay, weight, k, q, n, count);                               \
+  }                                                                                                                 \
+  void step_panel(Decay<Real> decay, const Real* input, const Real* q, const Real* v, Real* C, std::int64_t stride, \
+                  Real* h, std::int64_t rows, std::int64_t cols) {                                                  \
+    HWY_DYNAMIC_DISPATCH(step_panel_##suffix)(decay, input, q, v, C, stride, h, rows, cols);                        \
   }
 TFLA_SIMD_DISPATCH(float, f32)
 TFLA_SIMD_DISPATCH(double, f64)

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "core/decay.h"
 #include "tfla/tensor_view.h"
 
 namespace tfla::cpu::simd {
@@ -41,9 +42,9 @@ double step_vector(double decay, double weight, const double* k, const double* q
 
 // One token on a panel of the state, in place, and its part of the output:
 //   C_r = decay C_r + input_r v     h = sum_r q_r C_r      C_r: row r of the panel, `stride` elements apart
-void step_panel(float decay, const float* input, const float* q, const float* v, float* C, std::int64_t stride,
+void step_panel(Decay<float> decay, const float* input, const float* q, const float* v, float* C, std::int64_t stride,
                 float* h, std::int64_t rows, std::int64_t cols);
-void step_panel(double decay, const double* input, const double* q, const double* v, double* C, std::int64_t stride,
+void step_panel(Decay<double> decay, const double* input, const double* q, const double* v, double* C, std::int64_t stride,
                 double* h, std::int64_t rows, std::int64_t cols);
 
 // The instruction set in use, for reports.

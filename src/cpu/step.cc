@@ -36,12 +36,14 @@ double token_gates(const Problem& problem, const Sequence& sequence, std::int64_
     const double log_i = gates.log_i[offset + t];
     // Rounded to the type of the stored m, as in the gate scan.
     const double next = settings.exponential ? static_cast<double>(static_cast<Real>(std::max(log_f + m, log_i))) : 0.0;
-    const double decay = std::exp(log_f + m - next);
+    const double log_decay = log_f + m - next;
+    const bool near_one = std::abs(log_decay) <= Decay<Real>::near_one;
+    const double rest = near_one ? std::expm1(log_decay) : std::exp(log_decay);
     const double weight = std::exp(log_i - next);
     m = next;
     load_token(problem, sequence, t, head, Real{1}, worker);
-    const double qn = simd::step_vector(decay, weight, worker.input, worker.q, worker.n, dqk);
-    gates.decay[offset + t] = static_cast<Real>(decay);
+    const double qn = simd::step_vector(near_one ? 1 + rest : rest, weight, worker.input, worker.q, worker.n, dqk);
+    gates.decay[offset + t] = {near_one ? Real{1} : Real{0}, static_cast<Real>(rest)};
     gates.weight[offset + t] = static_cast<Real>(weight);
     gates.inverse[offset + t] = static_cast<Real>(denominator(settings, qn, m).inverse);
   }
@@ -80,7 +82,8 @@ template <class Real>
 TokenGates<Real>::TokenGates(Arena& arena, const Plan& plan) {
   const std::int64_t count = plan.shape.batch * plan.shape.tokens * plan.shape.heads;
   for (double** vector : {&log_f, &log_i}) *vector = arena.take<double>(count);
-  for (Real** vector : {&decay, &weight, &inverse}) *vector = arena.take<Real>(count);
+  decay = arena.take<Decay<Real>>(count);
+  for (Real** vector : {&weight, &inverse}) *vector = arena.take<Real>(count);
 }
 
 template <class Real>

@@ -2,6 +2,7 @@
 // it is the recurrent formulation.
 #pragma once
 
+#include "core/decay.h"
 #include "cpu/denominators.h"
 #include "cpu/states.h"
 #include "cpu/workers.h"
@@ -11,11 +12,11 @@ namespace tfla::cpu {
 // What the tokens do to the state, in scalars: C = decay C + weight k v^T, h = C^T (scale q) * inverse.
 template <class Real>
 struct TokenGates {
-  double* log_f = nullptr;  // [H,tokens]
-  double* log_i = nullptr;  // [H,tokens]
-  Real* decay = nullptr;    // [H,tokens]
-  Real* weight = nullptr;   // [H,tokens]
-  Real* inverse = nullptr;  // [H,tokens] 1 / den
+  double* log_f = nullptr;       // [H,tokens]
+  double* log_i = nullptr;       // [H,tokens]
+  Decay<Real>* decay = nullptr;  // [H,tokens]
+  Real* weight = nullptr;        // [H,tokens]
+  Real* inverse = nullptr;       // [H,tokens] 1 / den
 
   TokenGates() = default;
   TokenGates(Arena& arena, const Plan& plan);

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "core/decay.h"
+
 namespace tfla::cuda {
 
 inline constexpr int largest_pieces = 64;  // of a sequence
@@ -154,8 +156,8 @@ struct StepCall {
   bool slots_are_64_bit;
 
   // scratch
-  Real* decay;   // [H,tokens]
-  Real* weight;  // [H,tokens]
+  Decay<Real>* decay;  // [H,tokens]
+  Real* weight;        // [H,tokens]
 };
 
 }  // namespace tfla::cuda

@@ -116,7 +116,7 @@ StepCall<typename Config<T>::Real> carve_step(Arena& arena, const Plan& plan,
   step.call = shape;
   carve<T>(arena, arena, plan, step.call);
   const std::int64_t vectors = shape.all_tokens() * shape.heads;
-  step.decay = arena.take<Real>(vectors);
+  step.decay = arena.take<Decay<Real>>(vectors);
   step.weight = arena.take<Real>(vectors);
   return step;
 }

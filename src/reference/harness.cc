@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 #include <numbers>
+#include <numeric>
 #include <tuple>
 #include <utility>
 
@@ -299,6 +300,7 @@ void Problem::poison() {
 
 struct Judge::Answers {
   std::vector<double> h, C, n, m, dq, dk, dv, di, df, dC0, dn0;
+  double spread = 0;
 };
 
 namespace {
@@ -316,7 +318,8 @@ void place_entry(std::vector<double>& all, const std::vector<double>& part, std:
   std::copy(part.begin(), part.end(), all.begin() + index * static_cast<std::int64_t>(part.size()));
 }
 
-// The range of normal numbers. What lies outside is not an error of arithmetic: float16 ends at 65504.
+// The range of normal numbers. What lies outside is not an error of arithmetic: float16 ends at 65504, and numbers that
+// are too small for their dtype may be any of those, or zero.
 struct NormalRange {
   double least, largest;
 };
@@ -341,6 +344,7 @@ TensorError compare(std::string tensor, const TensorView& view, const std::vecto
     const auto logical = static_cast<std::int64_t>(index);
     double actual = load(view.data, view.dtype, offset_of(view, logical));
     if (!rescale.empty()) actual *= rescale[index / run];
+    if (std::abs(expected[index]) < range.least && std::abs(actual) < range.least) continue;
     const double difference = std::abs(actual - expected[index]);
     if (!std::isfinite(actual)) {
       if (error.not_finite++ == 0) error.worst_index = logical;
@@ -410,6 +414,7 @@ Judge::Judge(const Problem& problem, bool with_backward) : problem_(problem), an
     place_entry(a.C, r.C, index);
     place_entry(a.n, r.n, index);
     a.m[static_cast<std::size_t>(index)] = r.m;
+    a.spread += r.spread;
     if (!with_backward) continue;
     add_rows(a.dq, r.dq, s.tokens, s.qk_heads, s.dqk, batch, begin, head / group);
     add_rows(a.dk, r.dk, s.tokens, s.qk_heads, s.dqk, batch, begin, head / group);
@@ -427,6 +432,8 @@ std::vector<TensorError> Judge::forward_errors() const {
   wait_for_buffers();
   const Problem::Storage& storage = *problem_.storage_;
   std::vector<TensorError> errors{compare("h", storage.h.view, answers_->h)};
+  const double squares = std::inner_product(answers_->h.begin(), answers_->h.end(), answers_->h.begin(), 0.0);
+  if (squares > 0) errors.front().spread = std::sqrt(answers_->spread / squares);
   if (storage.m.given()) {
     std::vector<double> rescale = gather(storage.m.view);
     for (std::size_t index = 0; index < rescale.size(); ++index) {
@@ -535,6 +542,13 @@ double allowed_error(const std::string& tensor, const Case& description) {
   }
   if (rounding == 0 || s.batch * s.tokens * row >= many) return allowed;
   return std::max(allowed, bound(tensor, description.regime, DType::float32) + rounding);
+}
+
+double allowed_error(const TensorError& error, const Case& description) {
+  const double allowed = allowed_error(error.tensor, description);
+  const bool rounds = description.options.formulation == Formulation::recurrent;
+  const double unit = description.shape.dtype == DType::float64 ? 0x1p-53 : 0x1p-24;  // of the state
+  return rounds ? std::max(allowed, 4 * unit * error.spread) : allowed;
 }
 
 }  // namespace tfla::reference

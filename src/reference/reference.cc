@@ -99,6 +99,22 @@ class Recurrence {
     }
   }
 
+  // Of h at one token. Only where q.n nearly cancels: elsewhere it is nothing next to the bounds, and takes time.
+  double spread(std::size_t t, const double* C, const double* n) const {
+    constexpr double cancels = 32;
+    const double* q = &head_.q[t * dqk_];
+    const double* h = &result_.h[t * dhv_];
+    const double factor = scale_ / den_[t];
+    if (factor * factor * dot(q, q, dqk_) * dot(n, n, dqk_) < cancels * cancels) return 0;
+    const double size = dot(h, h, dhv_);
+    double sum = 0;
+    for (std::size_t r = 0; r < dqk_; ++r) {
+      const double* row = C + r * dhv_;
+      sum += q[r] * q[r] * (dot(row, row, dhv_) + n[r] * n[r] * size);
+    }
+    return factor * factor * sum;
+  }
+
   void forward() {
     Vector C = head_.C0.empty() ? Vector(dqk_ * dhv_) : head_.C0;
     Vector n = head_.n0.empty() ? Vector(dqk_) : head_.n0;
@@ -118,6 +134,7 @@ class Recurrence {
         for (std::size_t c = 0; c < dhv_; ++c) h[c] += weight * C[r * dhv_ + c];
       }
       for (std::size_t c = 0; c < dhv_; ++c) h[c] /= den_[t];
+      if (uses_max(options_)) result_.spread += spread(t, C.data(), n.data());
     }
     result_.C = std::move(C);
     result_.n = std::move(n);

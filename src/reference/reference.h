@@ -32,6 +32,7 @@ struct HeadResult {
   std::vector<double> C;  // [dqk,dhv] last state
   std::vector<double> n;  // [dqk]
   double m = 0;
+  double spread = 0;        // square of what h is off by if each number of C and n is, independently, by its own size
   std::vector<double> dq;   // [T,dqk], the gradients are empty when dh is
   std::vector<double> dk;   // [T,dqk]
   std::vector<double> dv;   // [T,dhv]

@@ -23,14 +23,14 @@ __global__ void __launch_bounds__(block_threads) step_scalars_kernel(StepCall<ty
     double f, i;
     log_gates<GateWork<T>>(call, row.batch, row.token + t, head, f, i);
     const double next = call.exponential ? static_cast<double>(static_cast<Real>(fmax(f + m, i))) : 0.0;
-    const auto decay = static_cast<Real>(exp(f + m - next));
+    const Decay<Real> decay = decay_of<Real>(f + m - next);
     const auto weight = static_cast<Real>(exp(i - next));
     m = next;
     const T* q = row_of<T>(call.q, row.batch, row.token + t, head / call.group);
     const T* k = row_of<T>(call.k, row.batch, row.token + t, head / call.group);
     double sum = 0;
     for (int r = threadIdx.x; r < call.dqk; r += block_threads) {
-      const Real updated = decay * n[r] + weight * widen<Real>(k[r]);
+      const Real updated = decayed(decay, n[r], weight * widen<Real>(k[r]));
       n[r] = updated;
       sum += static_cast<double>(widen<Real>(q[r]) * updated);
     }
@@ -75,7 +75,8 @@ __global__ void __launch_bounds__(step_threads)
 
   for (int t = 0; t < row.length; ++t) {
     const std::int64_t at = head * call.all_tokens() + row.packed + t;
-    const Real decay = step.decay[at], weight = step.weight[at];
+    const Decay<Real> decay = step.decay[at];
+    const Real weight = step.weight[at];
     const T* q = row_of<T>(call.q, row.batch, row.token + t, head / call.group);
     const T* k = row_of<T>(call.k, row.batch, row.token + t, head / call.group);
     const T* v = row_of<T>(call.v, row.batch, row.token + t, head) + column;
@@ -90,7 +91,7 @@ __global__ void __launch_bounds__(step_threads)
         const Real input = weight * widen<Real>(k[r]), query = widen<Real>(q[r]);
 #pragma unroll
         for (int e = 0; e < piece; ++e) {
-          c.x[e] = decay * c.x[e] + input * value[e];
+          c.x[e] = decayed(decay, c.x[e], input * value[e]);
           out[e] += query * c.x[e];
         }
         c.store(C + r * step.C.row, count, wide);

@@ -25,10 +25,33 @@ struct Row {
     length = static_cast<int>(max(sequence_start(call, index + 1) - start, static_cast<std::int64_t>(0)));
     batch = dense ? static_cast<int>(index) : 0;
     slot = step.slots == nullptr   ? index
-           : step.slots_are_64_bit ? static_cast<const std::int64_t*>(step.slots)[index]
-                                   : static_cast<const std::int32_t*>(step.slots)[index];
+           : step.slots_are_64_bit ? __ldcg(static_cast<const std::int64_t*>(step.slots) + index)
+                                   : __ldcg(static_cast<const std::int32_t*>(step.slots) + index);
   }
 };
+
+// exp(x) - 1. Of small x in float32 a series will do; with expm1 a step of few states took 0.05 us longer (H200).
+__device__ __forceinline__ double less_one(double x) { return expm1(x); }
+__device__ __forceinline__ float less_one(float x) {
+  float series = 1.0F / 720;
+  series = fmaf(series, x, 1.0F / 120);
+  series = fmaf(series, x, 1.0F / 24);
+  series = fmaf(series, x, 1.0F / 6);
+  series = fmaf(series, x, 0.5F);
+  return fmaf(series * x, x, x);
+}
+
+// Of its logarithm, in the arithmetic of that.
+template <class Real, class Log>
+__device__ __forceinline__ Decay<Real> decay_of(Log log) {
+  const bool near_one = fabs(log) <= static_cast<Log>(Decay<Real>::near_one);
+  return {near_one ? Real{1} : Real{0}, static_cast<Real>(near_one ? less_one(log) : exp(log))};
+}
+
+template <class Real>
+__device__ __forceinline__ Real decayed(const Decay<Real>& decay, Real x, Real added) {
+  return fma(decay.whole, x, fma(decay.rest, x, added));
+}
 
 // Four columns of a row of C.
 template <class Real>

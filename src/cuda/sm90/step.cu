@@ -20,8 +20,14 @@ struct StepTile {
   static constexpr int blocks = Blocks;  // on a multiprocessor
 };
 
+// Queries and keys take more registers where they are not 16-bit numbers.
 template <class T, class Tile>
-__global__ void __launch_bounds__(step_threads, sizeof(typename Config<T>::Real) == 4 ? Tile::blocks : 1)
+constexpr int tile_blocks = sizeof(T) == 2   ? Tile::blocks
+                            : sizeof(T) == 4 ? Tile::blocks / 2 + 1
+                                             : 1;
+
+template <class T, class Tile>
+__global__ void __launch_bounds__(step_threads, tile_blocks<T, Tile>)
     step_cluster_kernel(StepCall<typename Config<T>::Real> step, int column_tiles) {
 #if __CUDA_ARCH__ >= 900  // never launched on anything older, and not to be compiled for it
   using Real = typename Config<T>::Real;
@@ -94,7 +100,7 @@ __global__ void __launch_bounds__(step_threads, sizeof(typename Config<T>::Real)
         if (r >= rows) continue;
 #pragma unroll
         for (int e = 0; e < piece; ++e) {
-          here[x].x[e] = own.decay * here[x].x[e] + input[x] * value[e];
+          here[x].x[e] = decayed(own.decay, here[x].x[e], input[x] * value[e]);
           out[e] += query[x] * here[x].x[e];
         }
         here[x].store(C + r * step.C.row, piece, true);
@@ -117,9 +123,9 @@ __global__ void __launch_bounds__(step_threads, sizeof(typename Config<T>::Real)
     }
     arch::cluster_wait();  // every block has read n and m
     if (tile == 0) {
-      if (has_n) n[threadIdx.x] = own.decay * old_n + own.weight * new_k;
+      if (has_n) n[threadIdx.x] = decayed(own.decay, old_n, own.weight * new_k);
       for (int r = threadIdx.x + step_threads; r < call.dqk; r += step_threads)
-        n[r] = own.decay * n[r] + own.weight * widen<Real>(k[r]);
+        n[r] = decayed(own.decay, n[r], own.weight * widen<Real>(k[r]));
       if (threadIdx.x == 0) static_cast<Real*>(step.m.data)[row.slot * step.m.sequence + head * step.m.head] = own.m;
     }
     if (t + 1 < row.length) {

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(many::token_threads) step_tokens_kernel(StepCa
   float* n = static_cast<float*>(step.n.data) + row.slot * step.n.sequence + head * step.n.head;
 #pragma unroll 8
   for (int r = threadIdx.x % warp_size; r < call.dqk; r += warp_size)
-    n[r] = own.decay * n[r] + own.weight * widen<float>(k[r]);
+    n[r] = decayed(own.decay, n[r], own.weight * widen<float>(k[r]));
   if (threadIdx.x % warp_size != 0) return;
   const std::int64_t at = head * call.all_tokens() + row.packed;
   step.decay[at] = own.decay;
@@ -50,12 +50,22 @@ __global__ void __launch_bounds__(many::token_threads) step_tokens_kernel(StepCa
 #endif
 }
 
+// work(decayed): on elements x of a state, which become decayed(x, a, b) and have a b added to them by that. Compiled
+// for both kinds of decay, so that an element takes two instructions.
+template <class Work>
+__device__ __forceinline__ void with_decay(const Decay<float>& decay, const Work& work) {
+  const float rest = decay.rest;
+  if (decay.whole != 0)
+    work([rest](float x, float a, float b) { return fmaf(rest, x, fmaf(a, b, x)); });
+  else
+    work([rest](float x, float a, float b) { return fmaf(rest, x, a * b); });
+}
+
 template <class T>
 __global__ void __launch_bounds__(step_threads, many::blocks) step_strips_kernel(StepCall<float> step, int strips) {
 #if __CUDA_ARCH__ >= 900
   using namespace many;
   const Call<float>& call = step.call;
-  arch::after_previous_kernel();
   arch::let_next_kernel_start();
   const int strip = static_cast<int>(blockIdx.x % strips);
   const unsigned unit = blockIdx.x / strips;
@@ -84,35 +94,42 @@ __global__ void __launch_bounds__(step_threads, many::blocks) step_strips_kernel
   const T* q = row_of<T>(call.q, row.batch, row.token, head / call.group);
   const T* k = row_of<T>(call.k, row.batch, row.token, head / call.group);
   const T* v = row_of<T>(call.v, row.batch, row.token, head) + column;
-  for (int r = threadIdx.x; r < call.dqk; r += step_threads) factors[r] = {widen<float>(q[r]), widen<float>(k[r])};
-  const std::int64_t at = head * call.all_tokens() + row.packed;
-  const float decay = __ldcg(step.decay + at), weight = __ldcg(step.weight + at);
+  for (int r = threadIdx.x; r < call.dqk; r += step_threads)
+    factors[r] = {widen<float>(__ldcg(q + r)), widen<float>(__ldcg(k + r))};
   float value[piece], out[piece] = {};
 #pragma unroll
-  for (int e = 0; e < piece; ++e) value[e] = rows > 0 ? widen<float>(v[e]) : 0.0F;
+  for (int e = 0; e < piece; ++e) value[e] = rows > 0 ? widen<float>(__ldcg(v + e)) : 0.0F;
+  // What step_tokens writes comes last: all else was there when it began to let this kernel start.
+  arch::after_previous_kernel();
+  const std::int64_t at = head * call.all_tokens() + row.packed;
+  const float2 parts = __ldcg(reinterpret_cast<const float2*>(step.decay) + at);
+  const Decay<float> decay{parts.x, parts.y};
+  const float weight = __ldcg(step.weight + at);
   __syncthreads();
-  for (int base = 0; base < rows; base += ahead * row_groups) {
-    float4 here[ahead];
+  with_decay(decay, [&](const auto& decayed) {
+    for (int base = 0; base < rows; base += ahead * row_groups) {
+      float4 here[ahead];
 #pragma unroll
-    for (int x = 0; x < ahead; ++x) here[x] = coming[x];
-    load(base + ahead * row_groups);
+      for (int x = 0; x < ahead; ++x) here[x] = coming[x];
+      load(base + ahead * row_groups);
 #pragma unroll
-    for (int x = 0; x < ahead; ++x) {
-      const int r = base + x * row_groups;
-      if (r < rows) {
-        const auto [query, key] = factors[first + r];
-        const float input = weight * key;
-        float c[piece] = {here[x].x, here[x].y, here[x].z, here[x].w};
+      for (int x = 0; x < ahead; ++x) {
+        const int r = base + x * row_groups;
+        if (r < rows) {
+          const auto [query, key] = factors[first + r];
+          const float input = weight * key;
+          float c[piece] = {here[x].x, here[x].y, here[x].z, here[x].w};
 #pragma unroll
-        for (int e = 0; e < piece; ++e) {
-          c[e] = decay * c[e] + input * value[e];
-          out[e] += query * c[e];
+          for (int e = 0; e < piece; ++e) {
+            c[e] = decayed(c[e], input, value[e]);
+            out[e] += query * c[e];
+          }
+          *reinterpret_cast<float4*>(to) = {c[0], c[1], c[2], c[3]};
         }
-        *reinterpret_cast<float4*>(to) = {c[0], c[1], c[2], c[3]};
+        to += stride;
       }
-      to += stride;
     }
-  }
+  });
   // Sums over the rows: inside the warp, then over the warps.
 #pragma unroll
   for (int e = 0; e < piece; ++e) {

@@ -7,7 +7,8 @@ namespace tfla::cuda {
 
 template <class Real>
 struct TokenScalars {
-  Real decay, weight, inverse, m;
+  Decay<Real> decay;
+  Real weight, inverse, m;
 };
 
 // decay, weight, 1 / den and m of one token, by one warp. In float32 where the state is: the sum f + m is kept as two
@@ -47,10 +48,12 @@ __device__ TokenScalars<typename Config<T>::Real> token_scalars(const StepCall<t
   const Real sum = f + m, part = sum - m;
   const Real rest = (f - part) + (m - (sum - part));  // sum + rest is f + m exactly
   const Real next = call.exponential ? max(sum, i) : Real{0};
-  const Real decay = exp((sum - next) + rest), weight = exp(i - next);
+  const Decay<Real> decay = decay_of<Real>((sum - next) + rest);
+  const Real weight = exp(i - next);
   Real inverse = 1;
   if (call.normalized) {
-    Wide product = static_cast<Wide>(call.scale) * (static_cast<Wide>(decay) * qn + static_cast<Wide>(weight) * qk);
+    const Wide kept = static_cast<Wide>(decay.whole) + static_cast<Wide>(decay.rest);
+    Wide product = static_cast<Wide>(call.scale) * (kept * qn + static_cast<Wide>(weight) * qk);
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) product += __shfl_xor_sync(0xFFFFFFFFU, product, offset);
     inverse = Denominator<Real>(static_cast<Real>(product), exp(-next), call.eps).inverse;
