@@ -97,8 +97,8 @@ struct Call {
   void* n_states;        // [numbers,H,dqk] double, float for 16-bit types
   Real* dn_states;       // [numbers,H,dqk]
 
-  Real* row_sums;     // [dqk tiles,H,tokens] q.dq
-  Real* column_sums;  // [dqk tiles,H,tokens] k.dk
+  Real* row_sums;     // [Config::sum_terms,dqk tiles,H,tokens] q.dq
+  Real* column_sums;  // [Config::sum_terms,dqk tiles,H,tokens] k.dk
   Real* outflow;      // [dqk tiles,H,tokens] k.dk through the outgoing state
   double* through;    // [numbers,H,through_parts] <C, dC> + <n, dn> past the chunk
   int through_parts;

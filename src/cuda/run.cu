@@ -92,8 +92,9 @@ void carve(Arena& arena, Arena& kept, const Plan& plan, Call<typename Config<T>:
   call.deta = arena.take<Real>(vectors);
   call.dstates = arena.take<typename Config<T>::Stored>(chunks * call.dqk * call.padded_dhv());
   call.dn_states = arena.take<Real>(chunks * call.dqk);
-  for (Real** vector : {&call.row_sums, &call.column_sums, &call.outflow})
-    *vector = arena.take<Real>(dqk_tiles * vectors);
+  for (Real** vector : {&call.row_sums, &call.column_sums})
+    *vector = arena.take<Real>(Config<T>::sum_terms * dqk_tiles * vectors);
+  call.outflow = arena.take<Real>(dqk_tiles * vectors);
   call.through_parts = static_cast<int>(plan.hopper ? sm90::state_parts(call.dqk, call.dhv) : through_parts<T>(call));
   call.through = arena.take<double>(chunks * call.through_parts);
   if (plan.hopper_reverse) {

@@ -27,6 +27,7 @@ struct Config {
   static constexpr int slab = is_16_bit<T> ? 64 : sizeof(T) == 4 ? 32 : 16;  // depth of one shared-memory tile
   static constexpr int width = is_16_bit<T> ? 128 : 64;                      // columns of an output tile
   static constexpr int pad = 16 / sizeof(T);                                 // keeps rows off each other's banks
+  static constexpr int sum_terms = is_16_bit<T> ? 1 : 2;                     // numbers that add up to a sum of S . dS
   static constexpr int blocks = is_16_bit<T> ? 3 : sizeof(T) == 4 ? 2 : 1;   // on a multiprocessor, by shared memory
 };
 

@@ -32,11 +32,12 @@ struct Sums {
   int parts, length;
 
   // Of neighbouring tokens; zero beyond the chunk.
+  template <int Terms>
   __device__ __forceinline__ void gather(const Real* sums, int t, double (&to)[lane_tokens]) const {
     const bool whole = t + lane_tokens <= length && at % lane_tokens == 0 && part_size % lane_tokens == 0;
 #pragma unroll
     for (double& x : to) x = 0;
-    for (int part = 0; part < parts; ++part) {
+    for (int part = 0; part < Terms * parts; ++part) {
       const Real* from = sums + part * part_size + at + t;
       Real x[lane_tokens];
       if (whole) {
@@ -53,9 +54,10 @@ struct Sums {
       for (int e = 0; e < lane_tokens; ++e) to[e] += static_cast<double>(x[e]);
     }
   }
+  template <int Terms>
   __device__ __forceinline__ double total(const Real* sums, int t) const {
     double x[lane_tokens];
-    gather(sums, t, x);
+    gather<Terms>(sums, t, x);
     return (x[0] + x[1]) + (x[2] + x[3]);
   }
 };
@@ -99,8 +101,8 @@ __device__ __forceinline__ void write_gradient(const Call<Real>& call, const Chu
 // the roundings of outflow cancel in row - column of the own chunk alone. Hence the weights: what is kept of the state
 // in between. Without a gradient of the last state the last chunk is taken at its word, which is zero.
 //
-// A block has some heads of a chunk, and works from its last token to the first.
-template <class Real>
+// A block has some heads of a chunk, and works from its last token to the first. Terms: Config::sum_terms.
+template <class Real, int Terms>
 __global__ void __launch_bounds__(threads, sizeof(Real) == 8 ? 2 : 3)
     gate_gradients_kernel(Call<Real> call, int parts, int through_parts) {
   __shared__ Slab<Real> dlogi, dlogf;
@@ -122,13 +124,13 @@ __global__ void __launch_bounds__(threads, sizeof(Real) == 8 ? 2 : 3)
     double sum = 0;
     const double* through = call.through + (which * call.heads + head) * through_parts;
     for (int part = lane; part < through_parts; part += warp_size) sum += through[part];
-    for (int t = lane * lane_tokens; t < of.length; t += slab_tokens) sum += of.total(call.outflow, t);
+    for (int t = lane * lane_tokens; t < of.length; t += slab_tokens) sum += of.template total<1>(call.outflow, t);
     return sum;
   };
   const auto change = [&](const Sums<Real>& of) {
     double sum = 0;
     for (int t = lane * lane_tokens; t < of.length; t += slab_tokens)
-      sum += of.total(call.row_sums, t) - of.total(call.column_sums, t);
+      sum += of.template total<Terms>(call.row_sums, t) - of.template total<Terms>(call.column_sums, t);
     return sum;
   };
   double ending = said(number, sums), weights = 1;
@@ -154,8 +156,8 @@ __global__ void __launch_bounds__(threads, sizeof(Real) == 8 ? 2 : 3)
   for (int start = (chunk.length - 1) / slab_tokens * slab_tokens; start >= 0; start -= slab_tokens) {
     const int t = start + lane * lane_tokens;
     double row[lane_tokens], column[lane_tokens];
-    sums.gather(call.row_sums, t, row);
-    sums.gather(call.column_sums, t, column);
+    sums.template gather<Terms>(call.row_sums, t, row);
+    sums.template gather<Terms>(call.column_sums, t, column);
     double suffix[lane_tokens];
 #pragma unroll
     for (int x = lane_tokens - 1; x >= 0; --x)
@@ -188,8 +190,8 @@ template <class T>
 void launch_gate_gradients(const Call<RealOf<T>>& call, cudaStream_t stream) {
   if (call.numbers == 0) return;
   const int dqk_tiles = (call.dqk + Config<T>::width - 1) / Config<T>::width;
-  launch_chained("gate_gradients", gate_gradients_kernel<RealOf<T>>, call.numbers * head_groups(call), threads, 0,
-                 stream, call, dqk_tiles, call.through_parts);
+  launch_chained("gate_gradients", gate_gradients_kernel<RealOf<T>, Config<T>::sum_terms>,
+                 call.numbers * head_groups(call), threads, 0, stream, call, dqk_tiles, call.through_parts);
 }
 
 template void launch_gate_gradients<__nv_bfloat16>(const Call<float>&, cudaStream_t);

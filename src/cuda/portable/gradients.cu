@@ -1,8 +1,9 @@
 // Stage `gradients`: dQ by rows, dK and dV by columns, 64 tokens of a chunk per block, walking over the tiles of the
 // chunk on their side of the diagonal; then the gate gradients. Heads that share a query/key head are summed in the
-// block, in head order: no atomics. Sums for the gate gradients come from the float32 accumulators.
+// block, in head order: no atomics. Sums for the gate gradients come from the float32 accumulators; those of float32
+// and float64 tensors, inside a chunk, from the squares.
 #include "cuda/launch.h"
-#include "cuda/portable/products.cuh"
+#include "cuda/portable/square_sums.cuh"
 
 namespace tfla::cuda {
 
@@ -51,6 +52,10 @@ struct Squares {
   // Q K^T, and dH V^T.
   __device__ RowsByRows<T, T, tile_rows> scores(int row, int col) const { return {q(row), k(col)}; }
   __device__ RowsByRows<T, T, tile_rows> dscores(int row, int col) const { return {dh(row), v(col)}; }
+  // The part of Q K^T of a tile of columns: sums of S . dS come in such parts too.
+  __device__ RowsByRows<T, T, tile_rows> partial_scores(int row, int col, int first) const {
+    return {q(row).columns(first, Config<T>::width), k(col).columns(first, Config<T>::width)};
+  }
 
   // dS = scale D . (dS / den + deta), or S = scale D . S / den.
   __device__ __forceinline__ void gate(Square& S, int row, int col, bool of_gradients) const {
@@ -67,9 +72,9 @@ struct Squares {
   }
 };
 
-// Dot products of the rows of acc with those of a tensor, over this block's columns, into sums[row].
-template <class T, int N>
-__device__ __forceinline__ void row_dots(Accumulator<T, N>& acc, const View<T>& x, RealOf<T>* sums) {
+// Dot products of the rows of acc with those of a tensor, over this block's columns: take(r, row, sum).
+template <class T, int N, class Take>
+__device__ __forceinline__ void row_dots(Accumulator<T, N>& acc, const View<T>& x, const Take& take) {
   using Real = RealOf<T>;
   using Sums = Accumulator<T, N>;
 #pragma unroll
@@ -89,9 +94,14 @@ __device__ __forceinline__ void row_dots(Accumulator<T, N>& acc, const View<T>& 
       for (int c = 0; c < Sums::cols; ++c)
         if (Sums::col_of(c) < x.cols) part += acc.at(r, c) * widen<Real>(line[Sums::col_of(c)]);
     }
-    const Real sum = Sums::over_row(part);
-    if (i < x.rows && threadIdx.x % Sums::lanes == 0) sums[i] = sum;
+    take(r, i, Sums::over_row(part));
   }
+}
+template <class T, int N>
+__device__ __forceinline__ void store_row_dots(Accumulator<T, N>& acc, const View<T>& x, RealOf<T>* sums) {
+  row_dots(acc, x, [&](int, int i, RealOf<T> sum) {
+    if (i < x.rows && threadIdx.x % Accumulator<T, N>::lanes == 0) sums[i] = sum;
+  });
 }
 
 // Adds a head's part to the sum over the heads that share a query/key head.
@@ -146,11 +156,23 @@ __global__ void __launch_bounds__(block_threads, Shared ? 1 : Config<T>::blocks)
     } else {
       stream.start(scores(0));
     }
-    walk_squares<T>(
-        dQ, stream, 0, row, scores,
-        [&](int key) { return TileByColumns<Order::depth_last, Digits::all, T>{squares.k(key).from_column(col)}; },
-        [&](auto& S, int key) { squares.gate(S, row, key, true); });
-    row_dots(dQ, squares.q(row).from_column(col), call.row_sums + place.tile * call.heads * call.all_tokens() + at);
+    const auto keys = [&](int key) {
+      return TileByColumns<Order::depth_last, Digits::all, T>{squares.k(key).from_column(col)};
+    };
+    const auto gate = [&](auto& S, int key) { squares.gate(S, row, key, true); };
+    const auto q = [&] { return squares.q(row).from_column(col); };
+    const auto row_sums = [&] { return call.row_sums + place.tile * call.heads * call.all_tokens() + at; };
+    if constexpr (Config<T>::sum_terms == 2) {
+      RowSums<T> sums;
+      if (has_state) row_dots(dQ, q(), [&](int r, int, Real sum) { sums.add_to_row(r, sum); });
+      walk_squares<T>(dQ, stream, 0, row, scores, keys, gate,
+                      Beside{[&](int key) { return squares.partial_scores(row, key, col); },
+                             [&](auto& S) { sums.add(S, stream.space); }});
+      sums.store(place.count, row_sums(), dqk_tiles * call.heads * call.all_tokens());
+    } else {
+      walk_squares<T>(dQ, stream, 0, row, scores, keys, gate);
+      store_row_dots(dQ, q(), row_sums());
+    }
     if (Shared) add_to(total, dQ);
   }
   store_rows(Shared ? total : dQ, call.dq, chunk, place.head, row, place.count, col, call.dqk, stream.space);
@@ -190,12 +212,22 @@ __global__ void __launch_bounds__(block_threads, Shared ? 1 : Config<T>::blocks)
       if (col + c < call.dqk) value += dn[col + c];
       value *= weight[r];
     });
-    row_dots(dK, k, call.outflow + part);
-    walk_squares<T>(
-        dK, stream, key, chunk.length - 1, scores,
-        [&](int row) { return TileByColumns<Order::depth_first, Digits::all, T>{squares.q(row).from_column(col)}; },
-        [&](auto& S, int row) { squares.gate(S, row, key, true); });
-    row_dots(dK, k, call.column_sums + part);
+    store_row_dots(dK, k, call.outflow + part);
+    const auto queries = [&](int row) {
+      return TileByColumns<Order::depth_first, Digits::all, T>{squares.q(row).from_column(col)};
+    };
+    const auto gate = [&](auto& S, int row) { squares.gate(S, row, key, true); };
+    if constexpr (Config<T>::sum_terms == 2) {
+      ColumnSums<T> sums;
+      walk_squares<T>(dK, stream, key, chunk.length - 1, scores, queries, gate,
+                      Beside{[&](int row) { return squares.partial_scores(row, key, col); },
+                             [&](auto& S) { sums.add(S, stream.space); }});
+      sums.store(place.count, call.outflow + part, call.column_sums + part, dqk_tiles * call.heads * call.all_tokens(),
+                 stream.space);
+    } else {
+      walk_squares<T>(dK, stream, key, chunk.length - 1, scores, queries, gate);
+      store_row_dots(dK, k, call.column_sums + part);
+    }
     if (Shared) add_to(total, dK);
   }
   store_rows(Shared ? total : dK, call.dk, chunk, place.head, key, place.count, col, call.dqk, stream.space);

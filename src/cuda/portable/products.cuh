@@ -15,6 +15,9 @@ struct View {
   bool wide;
 
   __device__ View from_column(int first) const { return {data + first, stride, rows, cols - first, wide}; }
+  __device__ View columns(int first, int most) const {
+    return {data + first, stride, rows, min(cols - first, most), wide};
+  }
   __device__ View from_row(int first) const { return {data + first * stride, stride, rows - first, cols, wide}; }
 };
 
@@ -243,18 +246,40 @@ __device__ __forceinline__ void write_tile(Accumulator<T, N>& acc, T* tile, int 
   }
 }
 
+// A second product of each square, product(tile), and take(S), which is given its result while the first one, gated,
+// lies in P.
+template <class Product, class Take>
+struct Beside {
+  static constexpr bool wanted = true;
+  Product product;
+  Take take;
+};
+struct NothingBeside {
+  static constexpr bool wanted = false;
+};
+
 // acc += sum over the squares of a row or column of the chunk of gated scores times values: the walk that dQ, dK, dV
 // and H have in common. scores(tile) and values(tile) give the two products of a square, gate(S, tile) what happens
 // between them; the loads of scores(first) are on their way.
-template <class T, class Scores, class Values, class Gate>
+template <class T, class Scores, class Values, class Gate, class More = NothingBeside>
 __device__ __forceinline__ void walk_squares(Accumulator<T, Config<T>::width>& acc, Stream<T>& stream, int first,
-                                             int last, const Scores& scores, const Values& values, const Gate& gate) {
+                                             int last, const Scores& scores, const Values& values, const Gate& gate,
+                                             const More& beside = {}) {
   for (int tile = first; tile <= last; tile += tile_rows) {
     Accumulator<T, tile_rows> S;
     S.clear();
-    stream.run(S, scores(tile), [&](int buffer) { values(tile).load(stream.space, 0, buffer); });
+    const auto load_values = [&](int buffer) { values(tile).load(stream.space, 0, buffer); };
+    if constexpr (More::wanted)
+      stream.run(S, scores(tile), [&](int buffer) { beside.product(tile).load(stream.space, 0, buffer); });
+    else
+      stream.run(S, scores(tile), load_values);
     gate(S, tile);
     write_tile<Workspace<T>::p_terms>(S, stream.space.p, Workspace<T>::p_stride, Workspace<T>::p_size);
+    if constexpr (More::wanted) {
+      S.clear();
+      stream.run(S, beside.product(tile), load_values);
+      beside.take(S);
+    }
     stream.run(acc, values(tile), [&](int buffer) {
       if (tile + tile_rows <= last) scores(tile + tile_rows).load(stream.space, 0, buffer);
     });
