@@ -57,11 +57,9 @@ void launch_dots(const Call<float>& call, cudaStream_t stream) {
   const keys::Work work = keys::work_of(call);
   const keys::Maps maps = keys::maps_of(call);
   const std::int64_t blocks = keys::blocks_of(call);
-  if constexpr (!has_lifts<T>) {
-    if (call.cu_seqlens != nullptr)
-      return launch_chained("rows", keys::rows_kernel<T, true>, blocks, keys::threads, keys::shared_bytes, stream,
-                            keys::PackedMaps{maps, nothing_map(call, keys::chunk)}, work);
-  }
+  if (call.cu_seqlens != nullptr)
+    return launch_chained("rows", keys::rows_kernel<T, true>, blocks, keys::threads, keys::shared_bytes, stream,
+                          keys::PackedMaps{maps, nothing_map(call, keys::chunk)}, work);
   launch_chained("rows", keys::rows_kernel<T, false>, blocks, keys::threads, keys::shared_bytes, stream, maps, work);
 }
 

@@ -137,8 +137,12 @@ struct Consumer {
   }
 
   // float16: C and dC come in tiles of 256 columns whose lifts differ. What dK and dQ of one are, in terms of the next
-  // one; after the last one, what they are.
+  // one; after the last one, what they are. Tiles of packed sequences are not numbered one after the other.
   __device__ __forceinline__ void lower(Sums& sums, unsigned tile, int from, int to) {
+    if constexpr (Packed) {
+      arch::wait(barriers().gates_full(), parity);
+      tile = static_cast<unsigned>(arch::read_int2(memory + Plan::Gates::index).x);
+    }
     const unsigned first =
         work.parts.chunk_of(tile) * work.state_tiles + work.parts.part_of(tile) * work.state_columns + from;
     const bool last = to * state_panels >= work.dhv_panels;

@@ -108,11 +108,9 @@ void launch(const Call<float>& call, cudaStream_t stream) {
   const Work work = work_of(call);
   const std::int64_t blocks = blocks_of(call);
   const Maps maps = maps_of(call);
-  if constexpr (!has_lifts<T>) {
-    if (call.cu_seqlens != nullptr)
-      return launch_chained("keys", keys_kernel<T, true, Norms>, blocks, threads, shared_bytes, stream,
-                            PackedMaps{maps, nothing_map(call, chunk)}, work);
-  }
+  if (call.cu_seqlens != nullptr)
+    return launch_chained("keys", keys_kernel<T, true, Norms>, blocks, threads, shared_bytes, stream,
+                          PackedMaps{maps, nothing_map(call, chunk)}, work);
   launch_chained("keys", keys_kernel<T, false, Norms>, blocks, threads, shared_bytes, stream, maps, work);
 }
 

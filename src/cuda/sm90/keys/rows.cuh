@@ -41,8 +41,12 @@ struct RowConsumer {
     return memory + Plan::ds + (parity * all_warps + warp) * partial_bytes;
   }
 
-  // float16: dQ of one tile of C in terms of the next one, or of what it is.
+  // float16: dQ of one tile of C in terms of the next one, or of what it is. As in Consumer.
   __device__ __forceinline__ void lower(float (&dQ)[columns / 2], unsigned tile, int from, int to) {
+    if constexpr (Packed) {
+      arch::wait(barriers().gates_full(), parity);
+      tile = static_cast<unsigned>(arch::read_int2(memory + Plan::Gates::index).x);
+    }
     const unsigned first =
         work.parts.chunk_of(tile) * work.state_tiles + work.parts.part_of(tile) * work.state_columns + from;
     const float* lowers = work.chunks.state_lowers;
