@@ -31,6 +31,12 @@ std::vector<std::int64_t> boundaries(const Lengths& lengths) {
   return sums;
 }
 
+Lengths repeated(const Lengths& lengths, int times) {
+  Lengths all;
+  for (; times > 0; --times) all.insert(all.end(), lengths.begin(), lengths.end());
+  return all;
+}
+
 struct PackedShape {
   Lengths lengths;
   std::int64_t qk_heads, heads, dqk, dhv;
@@ -70,6 +76,8 @@ const PackedShape packed_shapes[] = {
     {mixed, 7, 7, 64, 96, Layout::fused, InputGate::sigmoid, true, 512},
     {mixed, 3, 3, 256, 512, Layout::bhtd, InputGate::exponential, true, 1024},
     {mixed, 2, 4, 64, 64, Layout::bthd, InputGate::exponential, true, 256},
+    // More tiles of wide heads than multiprocessors, of which a third are of numbers that no chunk has.
+    {repeated({0, 200, 3}, 15), 2, 2, 136, 264, Layout::bthd, InputGate::exponential, true},
 };
 
 Case packed_case(const Lengths& lengths, std::int64_t qk_heads, std::int64_t heads, std::int64_t dqk, std::int64_t dhv,
