@@ -11,7 +11,7 @@ int trace_parts(int dqk) { return (dqk + keys::columns - 1) / keys::columns * ke
 
 template <class T>
 void launch_keys(const Call<float>& call, cudaStream_t stream) {
-  keys::launch<T, false>(call, stream);
+  keys::launch<T, keys::Pass::plain>(call, stream);
 }
 
 template void launch_keys<__nv_bfloat16>(const Call<float>&, cudaStream_t);

@@ -5,7 +5,7 @@ namespace tfla::cuda::sm90 {
 
 template <class T>
 void launch_keys_with_norms(const Call<float>& call, cudaStream_t stream) {
-  keys::launch<T, true>(call, stream);
+  keys::launch<T, keys::Pass::norms>(call, stream);
 }
 
 template void launch_keys_with_norms<__nv_bfloat16>(const Call<float>&, cudaStream_t);

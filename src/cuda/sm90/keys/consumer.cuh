@@ -21,23 +21,19 @@ __device__ __forceinline__ void add_outer(float (&sum)[R], float2 by, const floa
   }
 }
 
-// Consumer W has keys and queries from 64 W on. No query before its keys sees them: consumer 1 has half the scores.
-// Norms: n is one more column of C, with ones for v, deta for dh and dn for dC.
+// Consumer 1 has half the scores. Norms: n is one more column of C, with ones for v, deta for dh and dn for dC.
 template <class T, int W, bool Packed, bool Norms>
-struct Consumer {
-  static constexpr int first_query = W * half, queries = chunk - first_query;
-  static constexpr unsigned own = W * half_bytes;                  // of this consumer's rows in a slot
-  static constexpr unsigned query_rows = first_query * row_bytes;  // of the queries that see its keys
-  static constexpr unsigned step_rows = 16 * row_bytes;            // of a step of a product along rows
+struct Consumer : RingReader<W, Packed> {
+  using Base = RingReader<W, Packed>;
+  using Base::barriers, Base::give_back, Base::take;
+  using Base::first_query, Base::own, Base::queries, Base::query_rows;
+  using Base::memory, Base::panels, Base::parity, Base::work;
+  static constexpr unsigned step_rows = 16 * row_bytes;  // of a step of a product along rows
   static constexpr bool lifted = has_lifts<T>;
   // The number of the tile, and which one is the last, come with the gate vectors: not to be kept in registers.
   static constexpr bool told = Packed || (Norms && !lifted);
 
-  const Work& work;
-  unsigned memory;
-  unsigned panels = 0;  // before the one that is next
-  unsigned parity = 0;  // of the tiles before this one
-  float trace = 0;      // of the tile: this thread's share of <C, dC>
+  float trace = 0;  // of the tile: this thread's share of <C, dC>
 
   // Of one tile. Panels are added to zeros: sums that the first one overwrites would be kept from tile to tile.
   struct Sums {
@@ -46,21 +42,12 @@ struct Consumer {
     float dK[columns / 2] = {};
   };
 
-  __device__ __forceinline__ Consumer(const Work& w, unsigned m) : work(w), memory(m) {}
+  __device__ __forceinline__ Consumer(const Work& w, unsigned m) : Base(w, m) {}
 
-  __device__ __forceinline__ Barriers barriers() const { return {memory + Plan::barriers}; }
   __device__ __forceinline__ unsigned q() const { return memory + Plan::q; }
   __device__ __forceinline__ unsigned k() const { return memory + Plan::k; }
   __device__ __forceinline__ unsigned ds(int half_of_queries) const {
     return memory + Plan::ds + half_of_queries * slot_bytes;
-  }
-  __device__ __forceinline__ int first_slot() const { return static_cast<int>(panels % 2) * panel_slots; }
-  __device__ __forceinline__ unsigned take(Slot slot) const {
-    arch::wait(barriers().ring_full(first_slot() + slot), panels / 2 & 1);
-    return memory + Plan::ring + (first_slot() + slot) * slot_bytes;
-  }
-  __device__ __forceinline__ void give_back(Slot slot) const {
-    if (threadIdx.x % 32 == 0) arch::arrive(barriers().ring_empty(first_slot() + slot));
   }
 
   // dP += V dH^T, dK += V dC^T and dQ += dH C^T over the next panel, as three batches in this order.
@@ -136,20 +123,8 @@ struct Consumer {
     ++panels;
   }
 
-  // float16: C and dC come in tiles of 256 columns whose lifts differ. What dK and dQ of one are, in terms of the next
-  // one; after the last one, what they are. Tiles of packed sequences are not numbered one after the other.
   __device__ __forceinline__ void lower(Sums& sums, unsigned tile, int from, int to) {
-    if constexpr (Packed) {
-      arch::wait(barriers().gates_full(), parity);
-      tile = static_cast<unsigned>(arch::read_int2(memory + Plan::Gates::index).x);
-    }
-    const unsigned first =
-        work.parts.chunk_of(tile) * work.state_tiles + work.parts.part_of(tile) * work.state_columns + from;
-    const bool last = to * state_panels >= work.dhv_panels;
-    const auto by = [&](const float* lowers) {
-      const float x = lowers[first] * (last ? 1.0F : inverse_power(lowers[first + 1]));
-      return float2{x, x};
-    };
+    const auto by = Base::lowering(tile, from, to);
     const float2 of_dC = by(work.chunks.dstate_lowers), of_C = by(work.chunks.state_lowers);
     scale_rows(sums.dK, of_dC);
     scale_rows(sums.dQ, of_C);

@@ -7,43 +7,50 @@
 #include "cuda/launch.h"
 #include "cuda/sm90/keys/consumer.cuh"
 #include "cuda/sm90/keys/producers.cuh"
+#include "cuda/sm90/keys/rows.cuh"
 #include "cuda/sm90/stages.h"
 
 namespace tfla::cuda::sm90 {
 
 namespace keys {
 
-enum class Role : std::uint8_t { producers, consumer_0, consumer_1 };     // of a warpgroup
+enum class Pass : std::uint8_t { plain, norms, rows };                 // norms: with gradients of n; rows: see rows.cuh
+enum class Role : std::uint8_t { producers, consumer_0, consumer_1 };  // of a warpgroup
 enum class Producer : std::uint8_t { panels, resident, results, gates };  // of a warp
 
-template <class T, bool Packed, bool Norms>
+template <class T, int W, bool Packed, Pass Which>
+using ConsumerOf =
+    std::conditional_t<Which == Pass::rows, RowConsumer<T, W, Packed>, Consumer<T, W, Packed, Which == Pass::norms>>;
+
+template <class T, bool Packed, Pass Which>
 __global__ void __launch_bounds__(threads, 1)
     keys_kernel(const __grid_constant__ MapsOf<Packed> maps, const __grid_constant__ Work work) {
 #if __CUDA_ARCH__ == 900
+  constexpr bool norms = Which == Pass::norms, rows = Which == Pass::rows;
   extern __shared__ __align__(1024) unsigned char shared[];
   const unsigned memory = arch::shared_address(shared);
   const Barriers barriers{memory + Plan::barriers};
-  if (threadIdx.x == 0) barriers.init();
+  if (threadIdx.x == 0) barriers.init<rows>();
   __syncthreads();
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
   if (Packed && first_tile<Packed>(work.chunks, work.parts) >= work.parts.tiles) return;
   switch (static_cast<Role>(threadIdx.x / warpgroup)) {
     case Role::producers: {
-      arch::fewer_registers<producer_registers<Norms>>();
+      arch::fewer_registers<producer_registers<norms>>();
       const bool first_lane = threadIdx.x % 32 == 0;
       switch (static_cast<Producer>(threadIdx.x / 32)) {
         case Producer::panels:
-          if (first_lane) load_panels<Packed>(maps, work, memory);
+          if (first_lane) load_panels<Packed, rows>(maps, work, memory);
           break;
         case Producer::resident:
           if (first_lane) load_resident<Packed>(maps, work, memory);
           break;
         case Producer::results:
-          if (first_lane) store_results<Packed>(maps, work, memory);
+          if (!rows && first_lane) store_results<Packed>(maps, work, memory);
           break;
         case Producer::gates:
-          load_gates<Plan::Gates, Packed, false, Norms>(
+          load_gates<Plan::Gates, Packed, false, norms>(
               work.chunks, work.parts, memory, barriers.gates_full(), barriers.gates_empty(),
               [&](unsigned tile) { return static_cast<int>(work.parts.part_of(tile)) * work.vectors; },
               [&](unsigned tile) { return norm_product(work, tile); });
@@ -53,11 +60,11 @@ __global__ void __launch_bounds__(threads, 1)
     }
     case Role::consumer_0:
       arch::more_registers<consumer_registers>();
-      Consumer<T, 0, Packed, Norms>(work, memory).run();
+      ConsumerOf<T, 0, Packed, Which>(work, memory).run();
       break;
     case Role::consumer_1:
-      arch::more_registers<second_consumer_registers<Norms>>();
-      Consumer<T, 1, Packed, Norms>(work, memory).run();
+      arch::more_registers<second_consumer_registers<norms>>();
+      ConsumerOf<T, 1, Packed, Which>(work, memory).run();
       break;
   }
 #endif
@@ -103,15 +110,16 @@ inline Work work_of(const Call<float>& call) {
           .dn = call.dn_states};
 }
 
-template <class T, bool Norms>
+template <class T, Pass Which>
 void launch(const Call<float>& call, cudaStream_t stream) {
+  constexpr const char* name = Which == Pass::rows ? "rows" : "keys";
   const Work work = work_of(call);
   const std::int64_t blocks = blocks_of(call);
   const Maps maps = maps_of(call);
   if (call.cu_seqlens != nullptr)
-    return launch_chained("keys", keys_kernel<T, true, Norms>, blocks, threads, shared_bytes, stream,
+    return launch_chained(name, keys_kernel<T, true, Which>, blocks, threads, shared_bytes, stream,
                           PackedMaps{maps, nothing_map(call, chunk)}, work);
-  launch_chained("keys", keys_kernel<T, false, Norms>, blocks, threads, shared_bytes, stream, maps, work);
+  launch_chained(name, keys_kernel<T, false, Which>, blocks, threads, shared_bytes, stream, maps, work);
 }
 
 }  // namespace keys

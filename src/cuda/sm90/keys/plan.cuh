@@ -132,6 +132,49 @@ struct Barriers {
   }
 };
 
+// A consumer's end of the ring. W: its number; it has keys and queries from 64 W on, and no query before its keys sees
+// them.
+template <int W, bool Packed>
+struct RingReader {
+  static constexpr int first_query = W * half, queries = chunk - first_query;
+  static constexpr unsigned own = W * half_bytes;                  // of this consumer's rows in a slot
+  static constexpr unsigned query_rows = first_query * row_bytes;  // of the queries that see its keys
+
+  const Work& work;
+  unsigned memory;
+  unsigned panels = 0;  // before the one that is next
+  unsigned parity = 0;  // of the tiles before this one
+
+  __device__ __forceinline__ RingReader(const Work& w, unsigned m) : work(w), memory(m) {}
+
+  __device__ __forceinline__ Barriers barriers() const { return {memory + Plan::barriers}; }
+  __device__ __forceinline__ int first_slot() const { return static_cast<int>(panels % 2) * panel_slots; }
+  __device__ __forceinline__ unsigned take(Slot slot) const {
+    arch::wait(barriers().ring_full(first_slot() + slot), panels / 2 & 1);
+    return memory + Plan::ring + (first_slot() + slot) * slot_bytes;
+  }
+  __device__ __forceinline__ void give_back(Slot slot) const {
+    if (threadIdx.x % 32 == 0) arch::arrive(barriers().ring_empty(first_slot() + slot));
+  }
+
+  // float16: C and dC come in tiles of state_panels panels whose lifts differ. What a sum over one of them is
+  // multiplied by to be in terms of the next one; after the last one, to be what it is. Of the lowers of C, or of dC.
+  // Tiles of packed sequences are not numbered one after the other: the gate vectors come with their number.
+  __device__ __forceinline__ auto lowering(unsigned tile, int from, int to) const {
+    if constexpr (Packed) {
+      arch::wait(barriers().gates_full(), parity);
+      tile = static_cast<unsigned>(arch::read_int2(memory + Plan::Gates::index).x);
+    }
+    const unsigned first =
+        work.parts.chunk_of(tile) * work.state_tiles + work.parts.part_of(tile) * work.state_columns + from;
+    const bool last = to * state_panels >= work.dhv_panels;
+    return [first, last](const float* lowers) {
+      const float x = lowers[first] * (last ? 1.0F : inverse_power(lowers[first + 1]));
+      return float2{x, x};
+    };
+  }
+};
+
 // Named barriers: among the warps of consumer 0, and from consumer 0 to consumer 1.
 inline constexpr int own_barrier = 1, ds_is_written = 2, ds_is_read = 3;
 

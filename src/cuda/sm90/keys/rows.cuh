@@ -11,47 +11,20 @@
 
 namespace tfla::cuda::sm90::keys {
 
-// Keys and queries from 64 W on, as in Consumer.
 template <class T, int W, bool Packed>
-struct RowConsumer {
-  static constexpr int first_query = W * half, queries = chunk - first_query;
-  static constexpr unsigned own = W * half_bytes;
-  static constexpr unsigned query_rows = first_query * row_bytes;
+struct RowConsumer : RingReader<W, Packed> {
+  using Base = RingReader<W, Packed>;
+  using Base::barriers, Base::give_back, Base::take;
+  using Base::first_query, Base::own, Base::queries, Base::query_rows;
+  using Base::memory, Base::panels, Base::parity, Base::work;
   // Sums over the keys of each of the eight warps, of two tiles in turn: where Consumer has dS.
   static constexpr unsigned partial_bytes = chunk * 4;
   static constexpr int all_warps = 2 * warps_of_consumer;
 
-  const Work& work;
-  unsigned memory;
-  unsigned panels = 0;
-  unsigned parity = 0;
+  __device__ __forceinline__ RowConsumer(const Work& w, unsigned m) : Base(w, m) {}
 
-  __device__ __forceinline__ RowConsumer(const Work& w, unsigned m) : work(w), memory(m) {}
-
-  __device__ __forceinline__ Barriers barriers() const { return {memory + Plan::barriers}; }
-  __device__ __forceinline__ int first_slot() const { return static_cast<int>(panels % 2) * panel_slots; }
-  __device__ __forceinline__ unsigned take(Slot slot) const {
-    arch::wait(barriers().ring_full(first_slot() + slot), panels / 2 & 1);
-    return memory + Plan::ring + (first_slot() + slot) * slot_bytes;
-  }
-  __device__ __forceinline__ void give_back(Slot slot) const {
-    if (threadIdx.x % 32 == 0) arch::arrive(barriers().ring_empty(first_slot() + slot));
-  }
   __device__ __forceinline__ unsigned partial(int warp) const {
     return memory + Plan::ds + (parity * all_warps + warp) * partial_bytes;
-  }
-
-  // float16: dQ of one tile of C in terms of the next one, or of what it is. As in Consumer.
-  __device__ __forceinline__ void lower(float (&dQ)[columns / 2], unsigned tile, int from, int to) {
-    if constexpr (Packed) {
-      arch::wait(barriers().gates_full(), parity);
-      tile = static_cast<unsigned>(arch::read_int2(memory + Plan::Gates::index).x);
-    }
-    const unsigned first =
-        work.parts.chunk_of(tile) * work.state_tiles + work.parts.part_of(tile) * work.state_columns + from;
-    const float* lowers = work.chunks.state_lowers;
-    const float x = lowers[first] * (to * state_panels >= work.dhv_panels ? 1.0F : inverse_power(lowers[first + 1]));
-    scale_rows(dQ, {x, x});
   }
 
   // dP = V dH^T, with keys in rows, and dQ = dH C^T.
@@ -74,8 +47,10 @@ struct RowConsumer {
       give_back(slot_dh);
       give_back(slot_C);
       if constexpr (has_lifts<T>) {
-        if (t % state_panels == state_panels - 1 || t + 1 == work.dhv_panels)
-          lower(dQ, tile, t / state_panels, t + 1 == work.dhv_panels ? work.dhv_panels : t / state_panels + 1);
+        const bool last = t + 1 == work.dhv_panels;
+        const int from = t / state_panels;
+        if (t % state_panels == state_panels - 1 || last)
+          scale_rows(dQ, Base::lowering(tile, from, last ? work.dhv_panels : from + 1)(work.chunks.state_lowers));
       }
     }
   }
