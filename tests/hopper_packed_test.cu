@@ -109,15 +109,21 @@ Lengths lengths_of(const PackedShape& shape, DType dtype) {
   return lengths;
 }
 
+Case case_of(const PackedShape& shape, DType dtype) {
+  Case c = packed_case(lengths_of(shape, dtype), shape.qk_heads, shape.heads, shape.dqk, shape.dhv, dtype);
+  c.layout = shape.layout;
+  c.options = {.gate = shape.gate, .chunk_size = shape.chunk};
+  c.initial_state = c.last_state_grad = shape.states;
+  return c;
+}
+
 void check_packed_shapes(DType dtype) {
   bool keep = false;
   for (const PackedShape& shape : packed_shapes) {
     keep = !keep;
     if (!has_kernels(shape, dtype)) continue;
-    Case c = packed_case(lengths_of(shape, dtype), shape.qk_heads, shape.heads, shape.dqk, shape.dhv, dtype);
-    c.layout = shape.layout;
-    c.options = {.gate = shape.gate, .chunk_size = shape.chunk, .keep_states = keep};
-    c.initial_state = c.last_state_grad = shape.states;
+    Case c = case_of(shape, dtype);
+    c.options.keep_states = keep;
     check_on_hopper(c, shape.qk_heads == shape.heads);
   }
 }
@@ -188,15 +194,11 @@ void check_packed_norm_gradients(DType dtype) {
     exact = !exact;
     if (shape.qk_heads != shape.heads || (!exact && !shape.states) || !has_kernels(shape, dtype)) continue;
     if (exact && boundaries(shape.lengths).back() == 1) continue;  // the gradient is the difference of large numbers
-    Case c = packed_case(lengths_of(shape, dtype), shape.heads, shape.heads, shape.dqk, shape.dhv, dtype);
+    Case c = case_of(shape, dtype);
     if (exact) c.regime = Regime::randn;  // trained_like has rows whose q.n cancels: bad for any kernels
-    c.layout = shape.layout;
-    c.options = {.gate = shape.gate,
-                 .normalizer = Normalizer::max,
-                 .exact_normalizer_grad = exact,
-                 .chunk_size = shape.chunk,
-                 .keep_states = shape.states};
-    c.initial_state = c.last_state_grad = shape.states;
+    c.options.normalizer = Normalizer::max;
+    c.options.exact_normalizer_grad = exact;
+    c.options.keep_states = shape.states;
     check_on_hopper(c, true, {}, true);
   }
 }

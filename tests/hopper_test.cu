@@ -90,6 +90,20 @@ constexpr HopperShape hopper_shapes[] = {
     {3, 500, 6, 128, 64, Layout::bthd, InputGate::sigmoid, true, 4096},
 };
 
+Case case_of(const HopperShape& shape, DType dtype) {
+  Case c = gpu_case({.batch = shape.batch,
+                     .tokens = shape.tokens,
+                     .qk_heads = shape.heads,
+                     .heads = shape.heads,
+                     .dqk = shape.dqk,
+                     .dhv = shape.dhv,
+                     .dtype = dtype});
+  c.layout = shape.layout;
+  c.options = {.gate = shape.gate, .chunk_size = shape.chunk};
+  c.initial_state = c.last_state_grad = shape.states;
+  return c;
+}
+
 // float16: shorter sequences, so that the reference takes less time; no room for the kernel of tall and narrow states.
 void check_shapes_on_hopper(DType dtype) {
   const bool half = dtype == DType::float16;
@@ -99,16 +113,9 @@ void check_shapes_on_hopper(DType dtype) {
     keep = !keep;
     if (half && shape.dqk > 128 && shape.dhv <= 64) continue;
     const bool shorter = half && shape.tokens > 300 && shape.tokens < 2000;
-    Case c = gpu_case({.batch = shape.batch,
-                       .tokens = shorter ? shape.tokens * 3 / 8 : shape.tokens,
-                       .qk_heads = shape.heads,
-                       .heads = shape.heads,
-                       .dqk = shape.dqk,
-                       .dhv = shape.dhv,
-                       .dtype = dtype});
-    c.layout = shape.layout;
-    c.options = {.gate = shape.gate, .chunk_size = shape.chunk, .keep_states = keep};
-    c.initial_state = c.last_state_grad = shape.states;
+    Case c = case_of(shape, dtype);
+    if (shorter) c.shape.tokens = shape.tokens * 3 / 8;
+    c.options.keep_states = keep;
     pieces = std::max(pieces, check_on_hopper(c, true).pieces);
   }
   EXPECT_GT(pieces, 1);
@@ -148,16 +155,9 @@ TEST_F(Cuda, ReverseOnHopper) {
   std::int64_t segments = 1;
   for (const HopperShape& shape : shapes) {
     keep = !keep;
-    Case c = gpu_case({.batch = shape.batch,
-                       .tokens = shape.tokens,
-                       .qk_heads = shape.heads,
-                       .heads = shape.heads,
-                       .dqk = shape.dqk,
-                       .dhv = shape.dhv,
-                       .dtype = DType::bfloat16});
-    c.layout = shape.layout;
-    c.options = {.gate = shape.gate, .keep_states = keep};
-    c.initial_state = c.last_state_grad = shape.states;
+    Case c = case_of(shape, DType::bfloat16);
+    c.options.chunk_size = 0;
+    c.options.keep_states = keep;
     check_on_hopper(c, true);
     c.shape.sequences = shape.batch;
     c.shape.longest = shape.tokens;
@@ -213,21 +213,10 @@ TEST_F(Cuda, NormGradientsOnHopper) {
   for (const DType dtype : {DType::bfloat16, DType::float16})
     for (const Row& row : rows) {
       keep = !keep;
-      const HopperShape& shape = row.shape;
-      Case c = gpu_case({.batch = shape.batch,
-                         .tokens = shape.tokens,
-                         .qk_heads = shape.heads,
-                         .heads = shape.heads,
-                         .dqk = shape.dqk,
-                         .dhv = shape.dhv,
-                         .dtype = dtype});
-      c.layout = shape.layout;
-      c.options = {.gate = shape.gate,
-                   .normalizer = row.normalizer,
-                   .exact_normalizer_grad = row.exact,
-                   .chunk_size = shape.chunk,
-                   .keep_states = keep};
-      c.initial_state = c.last_state_grad = shape.states;
+      Case c = case_of(row.shape, dtype);
+      c.options.normalizer = row.normalizer;
+      c.options.exact_normalizer_grad = row.exact;
+      c.options.keep_states = keep;
       check_on_hopper(c, true, {}, true);
     }
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cuda/arch/barrier.cuh"
+#include "cuda/arch/cluster.cuh"
 #include "cuda/arch/copy.cuh"
 #include "cuda/arch/shared.cuh"
 #include "cuda/arch/wgmma.cuh"
@@ -135,6 +136,18 @@ template <bool Packed, class Tiles>
 __device__ __forceinline__ unsigned tile_after(const Chunks& chunks, const Tiles& tiles, unsigned index) {
   return next_tile<Packed>(chunks, tiles, index + (Packed ? arch::grid_blocks() : gridDim.x));
 }
+
+// How a kernel over tiles begins: its warpgroups are producers and two consumers. False where a block has no tiles.
+enum class Role : std::uint8_t { producers, consumer_0, consumer_1 };
+template <bool Packed, class Tiles, class InitBarriers>
+__device__ __forceinline__ bool begin(const Chunks& chunks, const Tiles& tiles, const InitBarriers& init_barriers) {
+  if (threadIdx.x == 0) init_barriers();
+  __syncthreads();
+  arch::after_previous_kernel();
+  arch::let_next_kernel_start();
+  return !Packed || first_tile<Packed>(chunks, tiles) < tiles.tiles;
+}
+__device__ __forceinline__ Role role() { return static_cast<Role>(threadIdx.x / warpgroup); }
 
 // Where the vectors of a tile lie in shared memory, from `start` on. More: with what traces and gradients of n take.
 template <unsigned Start, bool More = false>

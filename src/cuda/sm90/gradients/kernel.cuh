@@ -13,7 +13,6 @@ namespace tfla::cuda::sm90 {
 
 namespace gradients {
 
-enum class Role : std::uint8_t { producers, consumer_0, consumer_1 };   // of a warpgroup
 enum class Producer : std::uint8_t { ring, resident, results, gates };  // of a warp
 
 template <class T, class Size, bool Packed>
@@ -22,12 +21,8 @@ __global__ void __launch_bounds__(threads, 1)
 #if __CUDA_ARCH__ == 900
   extern __shared__ __align__(1024) unsigned char shared[];
   const unsigned memory = arch::shared_address(shared);
-  if (threadIdx.x == 0) Barriers<Size>{memory + Plan<Size>::barriers}.init();
-  __syncthreads();
-  arch::after_previous_kernel();
-  arch::let_next_kernel_start();
-  if (Packed && first_tile<Packed>(work.chunks, work.tiles) >= work.tiles.tiles) return;
-  switch (static_cast<Role>(threadIdx.x / warpgroup)) {
+  if (!begin<Packed>(work.chunks, work.tiles, [&] { Barriers<Size>{memory + Plan<Size>::barriers}.init(); })) return;
+  switch (role()) {
     case Role::producers: {
       arch::fewer_registers<producer_registers>();
       const bool first_lane = threadIdx.x % 32 == 0;

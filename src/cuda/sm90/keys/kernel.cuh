@@ -14,8 +14,7 @@ namespace tfla::cuda::sm90 {
 
 namespace keys {
 
-enum class Pass : std::uint8_t { plain, norms, rows };                 // norms: with gradients of n; rows: see rows.cuh
-enum class Role : std::uint8_t { producers, consumer_0, consumer_1 };  // of a warpgroup
+enum class Pass : std::uint8_t { plain, norms, rows };  // norms: with gradients of n; rows: see rows.cuh
 enum class Producer : std::uint8_t { panels, resident, results, gates };  // of a warp
 
 template <class T, int W, bool Packed, Pass Which>
@@ -30,12 +29,8 @@ __global__ void __launch_bounds__(threads, 1)
   extern __shared__ __align__(1024) unsigned char shared[];
   const unsigned memory = arch::shared_address(shared);
   const Barriers barriers{memory + Plan::barriers};
-  if (threadIdx.x == 0) barriers.init<rows>();
-  __syncthreads();
-  arch::after_previous_kernel();
-  arch::let_next_kernel_start();
-  if (Packed && first_tile<Packed>(work.chunks, work.parts) >= work.parts.tiles) return;
-  switch (static_cast<Role>(threadIdx.x / warpgroup)) {
+  if (!begin<Packed>(work.chunks, work.parts, [&] { barriers.init<rows>(); })) return;
+  switch (role()) {
     case Role::producers: {
       arch::fewer_registers<producer_registers<norms>>();
       const bool first_lane = threadIdx.x % 32 == 0;
