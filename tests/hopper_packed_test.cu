@@ -21,6 +21,7 @@ using reference::Case;
 using reference::gather;
 using reference::Layout;
 using reference::Problem;
+using reference::Regime;
 
 using Lengths = std::vector<std::int64_t>;
 
@@ -28,6 +29,12 @@ std::vector<std::int64_t> boundaries(const Lengths& lengths) {
   std::vector<std::int64_t> sums{0};
   for (const std::int64_t length : lengths) sums.push_back(sums.back() + length);
   return sums;
+}
+
+Lengths repeated(const Lengths& lengths, int times) {
+  Lengths all;
+  for (; times > 0; --times) all.insert(all.end(), lengths.begin(), lengths.end());
+  return all;
 }
 
 struct PackedShape {
@@ -69,48 +76,144 @@ const PackedShape packed_shapes[] = {
     {mixed, 7, 7, 64, 96, Layout::fused, InputGate::sigmoid, true, 512},
     {mixed, 3, 3, 256, 512, Layout::bhtd, InputGate::exponential, true, 1024},
     {mixed, 2, 4, 64, 64, Layout::bthd, InputGate::exponential, true, 256},
+    // More tiles of wide heads than multiprocessors, of which a third are of numbers that no chunk has.
+    {repeated({0, 200, 3}, 15), 2, 2, 136, 264, Layout::bthd, InputGate::exponential, true},
 };
 
-Case case_of(const PackedShape& shape) {
+Case packed_case(const Lengths& lengths, std::int64_t qk_heads, std::int64_t heads, std::int64_t dqk, std::int64_t dhv,
+                 DType dtype) {
   Case c = gpu_case({.batch = 1,
-                     .tokens = boundaries(shape.lengths).back(),
-                     .qk_heads = shape.qk_heads,
-                     .heads = shape.heads,
-                     .dqk = shape.dqk,
-                     .dhv = shape.dhv,
-                     .dtype = DType::bfloat16});
-  c.cu_seqlens = boundaries(shape.lengths);
+                     .tokens = boundaries(lengths).back(),
+                     .qk_heads = qk_heads,
+                     .heads = heads,
+                     .dqk = dqk,
+                     .dhv = dhv,
+                     .dtype = dtype});
+  c.cu_seqlens = boundaries(lengths);
+  return c;
+}
+
+// float16 has no room for the kernel of tall and narrow states.
+bool has_kernels(const PackedShape& shape, DType dtype) {
+  return dtype == DType::bfloat16 || shape.dqk <= 128 || shape.dhv > 64;
+}
+
+// float16: shorter sequences, so that the reference takes less time, but for those that are long for the sake of
+// segments.
+Lengths lengths_of(const PackedShape& shape, DType dtype) {
+  constexpr std::int64_t longest = 200, long_enough = 2000;
+  Lengths lengths = shape.lengths;
+  if (dtype == DType::float16)
+    for (std::int64_t& length : lengths)
+      if (length < long_enough) length = std::min(length, longest);
+  return lengths;
+}
+
+Case case_of(const PackedShape& shape, DType dtype) {
+  Case c = packed_case(lengths_of(shape, dtype), shape.qk_heads, shape.heads, shape.dqk, shape.dhv, dtype);
   c.layout = shape.layout;
   c.options = {.gate = shape.gate, .chunk_size = shape.chunk};
   c.initial_state = c.last_state_grad = shape.states;
   return c;
 }
 
-TEST_F(Cuda, PackedOnHopper) {
-  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+void check_packed_shapes(DType dtype) {
   bool keep = false;
   for (const PackedShape& shape : packed_shapes) {
     keep = !keep;
-    Case c = case_of(shape);
+    Case c = case_of(shape, dtype);
     c.options.keep_states = keep;
+    if (!has_kernels(shape, dtype)) {
+      EXPECT_FALSE(plan(Problem(c).forward(), on_gpu).hopper) << label(c);
+      continue;
+    }
     check_on_hopper(c, shape.qk_heads == shape.heads);
   }
 }
 
-TEST_F(Cuda, PackedNormGradientsOnHopper) {
+TEST_F(Cuda, PackedOnHopper) {
   if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  check_packed_shapes(DType::bfloat16);
+}
+
+TEST_F(Cuda, PackedFloat16OnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  check_packed_shapes(DType::float16);
+}
+
+// Lifts of every kernel: all regimes of the gates, for heads that take `gradients` and for wide ones, whose states are
+// of several tiles.
+TEST_F(Cuda, PackedFloat16InEveryRegimeOnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  constexpr InputGate gates[] = {InputGate::exponential, InputGate::sigmoid, InputGate::log};
+  std::size_t number = 0;
+  for (const Regime regime : reference::all_regimes)
+    for (const auto& [dqk, dhv] : {std::pair<std::int64_t, std::int64_t>{128, 256}, {136, 264}}) {
+      Case c = packed_case({0, 300, 1, 0, 129, 64}, 2, 2, dqk, dhv, DType::float16);
+      c.regime = regime;
+      c.options.gate = gates[number++ % std::size(gates)];
+      c.initial_state = c.last_state_grad = number % 2 == 0;
+      check_on_hopper(c, true);
+    }
+}
+
+// As Float16RangesOnHopper. One sequence is long enough for segments, whose states are summed up in float32.
+TEST_F(Cuda, PackedFloat16RangesOnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  struct Range {
+    double k, v, dh;
+    Lengths lengths;
+    std::int64_t dqk, dhv;
+  };
+  const auto change = [](const TensorView& view, double factor) {
+    Values values = gather(view);
+    for (double& x : values) x *= factor;
+    overwrite(view, values);
+  };
+  const Lengths shorter{0, 150, 1, 65}, longer{1, 2000, 0, 100};
+  for (const Range& range : {Range{1e-3, 1e-3, 1000, shorter, 128, 256},
+                             {1e-3, 1e-3, 1000, shorter, 256, 512},
+                             {1e-3, 1e-3, 1000, longer, 136, 264},
+                             {100, 100, 0.01, shorter, 128, 256},
+                             {100, 100, 0.01, shorter, 256, 512},
+                             {100, 100, 0.01, longer, 64, 72},
+                             {100, 100, 0.01, longer, 136, 264}}) {
+    Case c = packed_case(range.lengths, 2, 2, range.dqk, range.dhv, DType::float16);
+    c.regime = Regime::randn;
+    SCOPED_TRACE(testing::Message() << "k " << range.k << " v " << range.v);
+    const Plan chosen = check_on_hopper(c, true, [&](Problem& problem) {
+      const MlstmBackward& args = problem.backward();
+      change(args.k, range.k);
+      change(args.v, range.v);
+      change(args.dh, range.dh);
+    });
+    if (range.lengths == longer) EXPECT_GT(chosen.segments, 1) << label(c);
+  }
+}
+
+void check_packed_norm_gradients(DType dtype) {
   bool exact = false;
   for (const PackedShape& shape : packed_shapes) {
     exact = !exact;
-    if (shape.qk_heads != shape.heads || (!exact && !shape.states)) continue;
+    if (shape.qk_heads != shape.heads || (!exact && !shape.states) || !has_kernels(shape, dtype)) continue;
     if (exact && boundaries(shape.lengths).back() == 1) continue;  // the gradient is the difference of large numbers
-    Case c = case_of(shape);
-    if (exact) c.regime = reference::Regime::randn;  // trained_like has rows whose q.n cancels: bad for any kernels
+    Case c = case_of(shape, dtype);
+    if (exact) c.regime = Regime::randn;  // trained_like has rows whose q.n cancels: bad for any kernels
     c.options.normalizer = Normalizer::max;
     c.options.exact_normalizer_grad = exact;
     c.options.keep_states = shape.states;
     check_on_hopper(c, true, {}, true);
   }
+}
+
+TEST_F(Cuda, PackedNormGradientsOnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  check_packed_norm_gradients(DType::bfloat16);
+}
+
+TEST_F(Cuda, PackedFloat16NormGradientsOnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  check_packed_norm_gradients(DType::float16);
 }
 
 // The part of a call's views that a sequence owns, as a dense call.
@@ -130,15 +233,19 @@ TEST_F(Cuda, PackedEqualsSeparateOnHopper) {
   if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
   const Lengths lengths{1, 63, 0, 64, 65, 128, 200, 127, 129, 500};
   const std::vector<std::int64_t> starts = boundaries(lengths);
-  for (const auto& [dqk, dhv] : {std::pair<std::int64_t, std::int64_t>{64, 128}, {128, 256}, {128, 264}, {256, 512}}) {
-    Case c = gpu_case({.batch = 1,
-                       .tokens = starts.back(),
-                       .qk_heads = 3,
-                       .heads = 3,
-                       .dqk = dqk,
-                       .dhv = dhv,
-                       .dtype = DType::bfloat16});
-    c.cu_seqlens = starts;
+  struct Row {
+    std::int64_t dqk, dhv;
+    DType dtype = DType::bfloat16;
+  };
+  for (const auto& [dqk, dhv, dtype] : {Row{64, 128},
+                                        {128, 256},
+                                        {128, 264},
+                                        {256, 512},
+                                        {64, 128, DType::float16},
+                                        {128, 256, DType::float16},
+                                        {128, 264, DType::float16},
+                                        {256, 512, DType::float16}}) {
+    const Case c = packed_case(lengths, 3, 3, dqk, dhv, dtype);
     Problem problem(c);
     EXPECT_TRUE(plan(problem.backward(), on_gpu).hopper_gradients);
     const Snapshot packed = run_both(problem, on_gpu);
@@ -163,10 +270,13 @@ TEST_F(Cuda, PackedEqualsSeparateOnHopper) {
 
 // The host cannot see boundaries on a GPU. Bad ones give bad results, but lead nowhere else: compute-sanitizer sees it.
 TEST_F(Cuda, BadBoundariesStayInTheTensors) {
-  for (const std::int64_t dhv : {96, 264}) {
-    Case c = gpu_case(
-        {.batch = 1, .tokens = 1200, .qk_heads = 1, .heads = 1, .dqk = 64, .dhv = dhv, .dtype = DType::bfloat16});
-    c.cu_seqlens = {0, 300, 600, 1200};
+  struct Row {
+    std::int64_t dhv;
+    DType dtype;
+  };
+  for (const auto& [dhv, dtype] :
+       {Row{96, DType::bfloat16}, {264, DType::bfloat16}, {96, DType::float16}, {264, DType::float16}}) {
+    Case c = packed_case({300, 300, 600}, 1, 1, 64, dhv, dtype);
     c.initial_state = true;
     c.options.keep_states = true;
     Problem problem(c);
@@ -192,16 +302,11 @@ TEST_F(Cuda, NanStaysInItsSequenceOnHopper) {
   struct Poison {
     double value;
     std::int64_t dqk;
+    DType dtype = DType::bfloat16;
   };
-  for (const Poison& poison : {Poison{NAN, 128}, Poison{INFINITY, 128}, Poison{NAN, 256}}) {
-    Case c = gpu_case({.batch = 1,
-                       .tokens = starts.back(),
-                       .qk_heads = heads,
-                       .heads = heads,
-                       .dqk = poison.dqk,
-                       .dhv = 2 * poison.dqk,
-                       .dtype = DType::bfloat16});
-    c.cu_seqlens = starts;
+  for (const Poison& poison :
+       {Poison{NAN, 128}, {INFINITY, 128}, {NAN, 256}, {NAN, 128, DType::float16}, {INFINITY, 256, DType::float16}}) {
+    const Case c = packed_case(lengths, heads, heads, poison.dqk, 2 * poison.dqk, poison.dtype);
     Problem problem(c);
     EXPECT_TRUE(plan(problem.backward(), on_gpu).hopper_gradients);
     const Snapshot clean = run_both(problem, on_gpu);

@@ -391,10 +391,9 @@ void count(const Plan& plan, Arena& arena, Arena& saved) {
   });
 }
 
-// Packed float16 has no kernels, and forward of tall and narrow states no room for what it needs besides.
+// Forward of tall and narrow states in float16 has no room for what it needs besides.
 bool takes_half(const MlstmShape& shape) {
-  const bool dense = shape.sequences == shape.batch;
-  return shape.dtype == DType::float16 && dense && !(shape.dqk > 128 && shape.dhv <= 64);
+  return shape.dtype == DType::float16 && !(shape.dqk > 128 && shape.dhv <= 64);
 }
 
 }  // namespace

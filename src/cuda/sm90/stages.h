@@ -1,5 +1,5 @@
-// The stages that Hopper has kernels of its own for: bfloat16, dense or packed sequences, and float16, dense ones. The
-// plan says which calls they take. T: the type of q, k, v.
+// The stages that Hopper has kernels of its own for: bfloat16 and float16, dense or packed sequences. The plan says
+// which calls they take. T: the type of q, k, v.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -88,11 +88,9 @@ void launch(const Call<float>& call, int parts, cudaStream_t stream) {
                   .state_tiles = state_tiles(call.dqk, call.dhv),
                   .state_columns = state_columns(call.dhv)};
   const Maps maps = maps_of(call);
-  if constexpr (!has_lifts<T>) {
-    if (call.cu_seqlens != nullptr)
-      return launch_chained("values", values_kernel<T, Panels, true>, blocks, threads, shared_bytes, stream,
-                            PackedMaps{maps, nothing_map(call, half)}, work);
-  }
+  if (call.cu_seqlens != nullptr)
+    return launch_chained("values", values_kernel<T, Panels, true>, blocks, threads, shared_bytes, stream,
+                          PackedMaps{maps, nothing_map(call, half)}, work);
   launch_chained("values", values_kernel<T, Panels, false>, blocks, threads, shared_bytes, stream, maps, work);
 }
 

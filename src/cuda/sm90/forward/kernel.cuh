@@ -114,8 +114,8 @@ void launch_packing(const Call<float>& call, cudaStream_t stream) {
 template <class T, int M, int N, bool Normalized, bool Keep>
 void launch_kernel(const Call<float>& call, cudaStream_t stream) {
   if (call.cu_seqlens == nullptr) return launch_packing<T, M, N, Normalized, Keep, false, Time::forward>(call, stream);
-  // Wide states of packed sequences are not kept: see keeps_hopper_states. Packed float16 is left to other kernels.
-  if constexpr (!has_lifts<T>) launch_packing<T, M, N, Normalized, Keep && M <= 2, true, Time::forward>(call, stream);
+  // Wide states of packed sequences are not kept: see keeps_hopper_states.
+  launch_packing<T, M, N, Normalized, Keep && M <= 2, true, Time::forward>(call, stream);
 }
 
 template <class T, int M, int N>

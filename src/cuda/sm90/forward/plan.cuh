@@ -146,16 +146,17 @@ struct Block {
   static constexpr bool lean = Space::lean || Packed;  // as Roles::lean; packed sequences take registers too
   static constexpr bool lifted = has_lifts<T>;
   static constexpr bool reverse = Direction == Time::reverse;  // dC and dV: see reverse.cu
-  static_assert(!lifted || !(Keep || Packed), "the plan leaves float16 neither");
+  static_assert(!lifted || !Keep, "no states of float16 are kept: keeps_hopper_states");
   static_assert(!reverse || (Keep && !Normalized), "nobody asks for anything else");
   // In pairs where n or a second term of keys comes with them; with 64 rows it spills.
   static constexpr bool pairs = !lifted && (Space::wide ? Normalized || Keep : Keep && M == 2);
   static constexpr auto terms = !Keep ? Terms::one : pairs ? Terms::two : Terms::two_in_turn;
   // Kept states have room for both terms of keys in two sets of registers.
+  // Lifts and packed sequences together leave registers for the operands of 64 rows at a time.
   using Tile =
       std::conditional_t<pairs || Space::wide,
                          StateTile<T, Space::part_panels, N, terms, 1, Keep || lifted ? 2 : 3, pairs, !reverse>,
-                         StateTile<T, M, N, terms, (M > 1 ? 2 : 1), 2, false, !reverse>>;
+                         StateTile<T, M, N, terms, (M > 1 && !(lifted && Packed) ? 2 : 1), 2, false, !reverse>>;
   static constexpr auto depth = arch::Major::depth, across = arch::Major::across;
   using Slots = Ring<Space::slots>;  // of Q and of V, which go round together
   using KeySlots = Ring<Space::k_slots>;

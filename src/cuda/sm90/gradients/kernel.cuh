@@ -92,11 +92,9 @@ void launch(const Call<float>& call, cudaStream_t stream) {
   const Work work = work_of(call);
   const std::int64_t blocks = std::min<std::int64_t>(work.tiles.tiles, multiprocessors());
   const Maps maps = maps_of(call, Size::dqk);
-  if constexpr (!has_lifts<T>) {
-    if (call.cu_seqlens != nullptr)
-      return launch_chained("gradients", gradients_kernel<T, Size, true>, blocks, threads, shared_bytes<Size>, stream,
-                            PackedMaps{maps, nothing_map(call, chunk)}, work);
-  }
+  if (call.cu_seqlens != nullptr)
+    return launch_chained("gradients", gradients_kernel<T, Size, true>, blocks, threads, shared_bytes<Size>, stream,
+                          PackedMaps{maps, nothing_map(call, chunk)}, work);
   launch_chained("gradients", gradients_kernel<T, Size, false>, blocks, threads, shared_bytes<Size>, stream, maps,
                  work);
 }

@@ -23,8 +23,8 @@ __device__ __forceinline__ void add_outer(float (&sum)[R], float2 by, const floa
 
 // Consumer 1 has half the scores. Norms: n is one more column of C, with ones for v, deta for dh and dn for dC.
 template <class T, int W, bool Packed, bool Norms>
-struct Consumer : RingReader<W> {
-  using Base = RingReader<W>;
+struct Consumer : RingReader<W, Packed> {
+  using Base = RingReader<W, Packed>;
   using Base::barriers, Base::give_back, Base::take;
   using Base::first_query, Base::own, Base::queries, Base::query_rows;
   using Base::memory, Base::panels, Base::parity, Base::work;

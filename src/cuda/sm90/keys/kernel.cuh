@@ -111,11 +111,9 @@ void launch(const Call<float>& call, cudaStream_t stream) {
   const Work work = work_of(call);
   const std::int64_t blocks = blocks_of(call);
   const Maps maps = maps_of(call);
-  if constexpr (!has_lifts<T>) {
-    if (call.cu_seqlens != nullptr)
-      return launch_chained(name, keys_kernel<T, true, Which>, blocks, threads, shared_bytes, stream,
-                            PackedMaps{maps, nothing_map(call, chunk)}, work);
-  }
+  if (call.cu_seqlens != nullptr)
+    return launch_chained(name, keys_kernel<T, true, Which>, blocks, threads, shared_bytes, stream,
+                          PackedMaps{maps, nothing_map(call, chunk)}, work);
   launch_chained(name, keys_kernel<T, false, Which>, blocks, threads, shared_bytes, stream, maps, work);
 }
 

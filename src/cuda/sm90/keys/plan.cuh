@@ -134,7 +134,7 @@ struct Barriers {
 
 // A consumer's end of the ring. W: its number; it has keys and queries from 64 W on, and no query before its keys sees
 // them.
-template <int W>
+template <int W, bool Packed>
 struct RingReader {
   static constexpr int first_query = W * half, queries = chunk - first_query;
   static constexpr unsigned own = W * half_bytes;                  // of this consumer's rows in a slot
@@ -159,7 +159,12 @@ struct RingReader {
 
   // float16: C and dC come in tiles of state_panels panels whose lifts differ. What a sum over one of them is
   // multiplied by to be in terms of the next one; after the last one, to be what it is. Of the lowers of C, or of dC.
+  // Tiles of packed sequences are not numbered one after the other: the gate vectors come with their number.
   __device__ __forceinline__ auto lowering(unsigned tile, int from, int to) const {
+    if constexpr (Packed) {
+      arch::wait(barriers().gates_full(), parity);
+      tile = static_cast<unsigned>(arch::read_int2(memory + Plan::Gates::index).x);
+    }
     const unsigned first =
         work.parts.chunk_of(tile) * work.state_tiles + work.parts.part_of(tile) * work.state_columns + from;
     const bool last = to * state_panels >= work.dhv_panels;

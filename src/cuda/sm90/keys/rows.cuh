@@ -12,8 +12,8 @@
 namespace tfla::cuda::sm90::keys {
 
 template <class T, int W, bool Packed>
-struct RowConsumer : RingReader<W> {
-  using Base = RingReader<W>;
+struct RowConsumer : RingReader<W, Packed> {
+  using Base = RingReader<W, Packed>;
   using Base::barriers, Base::give_back, Base::take;
   using Base::first_query, Base::own, Base::queries, Base::query_rows;
   using Base::memory, Base::panels, Base::parity, Base::work;

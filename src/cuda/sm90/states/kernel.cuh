@@ -84,12 +84,10 @@ void launch_pass(const Call<float>& call, cudaStream_t stream) {
 // Which: totals alone, with the states they add up to, or what comes after.
 template <class T, Time Direction, Pass Which, int M, int N>
 void launch_step(const Call<float>& call, cudaStream_t stream) {
-  if constexpr (!has_lifts<T>) {
-    if (call.cu_seqlens != nullptr) {
-      launch_pass<T, Direction, Which, M, N, true>(call, stream);
-      if (Which != Pass::proper) launch_packed_scan(call, Direction == Time::reverse, stream);
-      return;
-    }
+  if (call.cu_seqlens != nullptr) {
+    launch_pass<T, Direction, Which, M, N, true>(call, stream);
+    if (Which != Pass::proper) launch_packed_scan(call, Direction == Time::reverse, stream);
+    return;
   }
   launch_pass<T, Direction, Which, M, N, false>(call, stream);
   if (Which != Pass::proper) launch_segment_scan<T>(call, Direction, stream);

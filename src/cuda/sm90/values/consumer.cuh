@@ -15,6 +15,8 @@ struct Consumer {
   static constexpr unsigned step_rows = 16 * row_bytes;  // of a step of a product along rows
   static constexpr int steps = half / 16;                // of a product over a slot
   static constexpr bool lifted = has_lifts<T>;
+  // Which tile is the last one. In float16 its number is asked for, for the lifts of dC, and found as producers do.
+  static constexpr bool told = Packed && !lifted;
 
   using Scores = float[queries / 2];
   using Gated = std::uint32_t[queries / 16][4];
@@ -107,7 +109,7 @@ struct Consumer {
     arch::products_commit();
   }
 
-  // Whether it was the last one of packed sequences.
+  // Whether it is told to be the last one.
   __device__ __forceinline__ bool tile(unsigned index, unsigned parity) {
     const Lane<W> my;
     Scores scores;
@@ -123,7 +125,7 @@ struct Consumer {
       gate_scores<T, W>(scores, gated, memory + Plan::Gates::u, memory + Plan::Gates::c, 1);
     float2 abar = row_weights<W>(memory + Plan::Gates::c, memory + Plan::Gates::outflow);
     if (lifted) abar = {abar.x * lifts.x, abar.y * lifts.y};
-    const bool last = Packed && arch::read_int2(memory + Plan::Gates::vectors).y >= last_tile;
+    const bool last = told && arch::read_int2(memory + Plan::Gates::vectors).y >= last_tile;
     __syncwarp();
     if (my.leads) arch::arrive(barriers().gates_empty());
     arch::products_wait<0>();
@@ -161,7 +163,9 @@ struct Consumer {
   __device__ __forceinline__ void run() {
     unsigned parity = 0;
 #pragma unroll 1
-    for (unsigned index = blockIdx.x; Packed || index < work.parts.tiles; index += gridDim.x, parity ^= 1)
+    for (unsigned index = lifted ? first_tile<Packed>(work.chunks, work.parts) : blockIdx.x;
+         told || index < work.parts.tiles;
+         index = lifted ? tile_after<Packed>(work.chunks, work.parts, index) : index + gridDim.x, parity ^= 1)
       if (tile(index, parity)) return;
   }
 };
