@@ -41,12 +41,14 @@ void check_plan(const Plan& plan, Operation operation, const MlstmShape& shape, 
 class OwnScratch {
  public:
   OwnScratch(const Plan& plan, void* stream) : cuda_(plan.device == Device::cuda), stream_(stream) {
+    if (plan.scratch_bytes == 0) return;
     if (cuda_)
       memory_ = cuda::allocate(plan.scratch_bytes, stream);
     else
       memory_ = static_cast<std::byte*>(::operator new (plan.scratch_bytes, std::align_val_t{scratch_alignment}));
   }
   ~OwnScratch() {
+    if (memory_ == nullptr) return;
     if (cuda_)
       cuda::release(memory_, stream_);
     else
@@ -115,6 +117,7 @@ void backward(const MlstmBackward& args, const Plan& plan, std::span<std::byte> 
 
 void step(const MlstmStep& args, const Plan& plan, std::span<std::byte> scratch, void* stream) {
   check_plan(plan, Operation::step, validate(args, plan.device), Formulation::recurrent, scratch);
+  check_fits(plan, args);
   run(args, plan, scratch.data(), stream);
 }
 
