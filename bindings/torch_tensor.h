@@ -46,8 +46,8 @@ inline const Codes& codes() {
 // A tensor that somebody else owns.
 class TensorRef {
  public:
-  TensorRef(AtenTensorHandle handle) : handle_(handle) {}            // NOLINT(google-explicit-constructor)
-  TensorRef(const Tensor& tensor) : handle_(tensor.get()) {}         // NOLINT(google-explicit-constructor)
+  TensorRef(AtenTensorHandle handle) : handle_(handle) {}     // NOLINT(google-explicit-constructor)
+  TensorRef(const Tensor& tensor) : handle_(tensor.get()) {}  // NOLINT(google-explicit-constructor)
 
   [[nodiscard]] std::int64_t rank() const { return read<std::int64_t>(aoti_torch_get_dim); }
   [[nodiscard]] std::int32_t dtype() const { return read<std::int32_t>(aoti_torch_get_dtype); }

@@ -150,9 +150,8 @@ bool launch(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream)
 bool one_launch_takes(const MlstmShape& shape) {
   constexpr std::int64_t widest = Wide::column_groups * Piece<float>::size * most_cluster_blocks;
   return shape.sequences > 0 && shape.dhv % Piece<float>::size == 0 && shape.dhv <= widest && runs_sm90_code() &&
-         (shape.dtype == DType::float64 ||
-          !takes_many(shape.sequences * shape.heads, shape.tokens, static_cast<int>(shape.dqk),
-                      static_cast<int>(shape.dhv)));
+         (shape.dtype == DType::float64 || !takes_many(shape.sequences * shape.heads, shape.tokens,
+                                                       static_cast<int>(shape.dqk), static_cast<int>(shape.dhv)));
 }
 
 template <class T>
