@@ -173,7 +173,7 @@ class Bench:
                 "forward, no gradient": lambda: library.forward._op(*self.inputs),
                 "forward": lambda: library.forward_with_rows._op(*self.inputs),
                 "backward": lambda: library.backward._op(dh, None, None, None, *self.inputs),
-                "step": lambda: library.step._op(*self.inputs, *self.state),
+                "step": lambda: library.step_alone._op(*self.inputs, *self.state),
             }
             with torch._C._AutoDispatchBelowAutograd():
                 operator = {name: self.python(call) for name, call in operators.items()}

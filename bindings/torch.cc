@@ -3,161 +3,29 @@
 //
 // Options travel as plain numbers (the values of tfla's enumerations), so that a graph can hold them. head_first says
 // that tensors are (B,H,T,D), else (B,T,H,D). Shapes of outputs depend on shapes of inputs alone.
-#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <tuple>
-#include <type_traits>
 
 #include "tfla/tfla.h"
-
-// Only builds of torch with CUDA have these.
-extern "C" {
-AOTITorchError __attribute__((weak)) aoti_torch_get_current_cuda_stream(int32_t device, void** stream);
-AOTITorchError __attribute__((weak)) aoti_torch_cuda_caching_allocator_raw_alloc(uint64_t bytes, void** memory);
-AOTITorchError __attribute__((weak)) aoti_torch_cuda_caching_allocator_raw_delete(void* memory);
-}
+#include "torch_tensor.h"
 
 namespace {
 
 using tfla::InvalidArgument;
-using tfla::MutableTensorView;
-using tfla::TensorView;
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-using MaybeTensor = std::optional<Tensor>;
-
-tfla::DType dtype_of(const char* name, const Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case ScalarType::Float: return tfla::DType::float32;
-    case ScalarType::Double: return tfla::DType::float64;
-    case ScalarType::BFloat16: return tfla::DType::bfloat16;
-    case ScalarType::Half: return tfla::DType::float16;
-    case ScalarType::Int: return tfla::DType::int32;
-    case ScalarType::Long: return tfla::DType::int64;
-    default: break;
-  }
-  throw InvalidArgument(std::string("tfla: ") + name +
-                        " has a dtype other than float32, float64, bfloat16, float16, int32 and int64");
-}
-
-std::int64_t rank_of(const char* name, const Tensor& tensor) {
-  const std::int64_t rank = tensor.dim();
-  if (rank >= 1 && rank <= TensorView::max_rank) return rank;
-  throw InvalidArgument(std::string("tfla: ") + name + " has " + std::to_string(rank) + " axes; it must have 1 to 4");
-}
-
-// Where a call runs: the device of q, and torch's current stream and number of threads there.
-class Place {
- public:
-  explicit Place(const Tensor& q) : device_(q.device()) {
-    if (device_.type() == torch::headeronly::DeviceType::CUDA) {
-      execution_.device = tfla::Device::cuda;
-      if (aoti_torch_get_current_cuda_stream == nullptr) {
-        throw tfla::Unavailable("tfla: q is on a GPU and this build of torch has no CUDA streams");
-      }
-      guard_.emplace(device_.index());
-      TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_.index(), &execution_.stream));
-    } else {
-      execution_.threads = static_cast<int>(torch::stable::get_num_threads());
-    }
-  }
-
-  [[nodiscard]] const tfla::Execution& execution() const { return execution_; }
-
-  void check(const char* name, const Tensor& tensor) const {
-    if (tensor.device() == device_) return;
-    throw InvalidArgument(std::string("tfla: ") + name + " and q are on different devices; all tensors must be on one");
-  }
-
-  [[nodiscard]] Tensor empty(ScalarType dtype, const std::int64_t* shape, std::int64_t rank) const {
-    std::array<std::int64_t, TensorView::max_rank> strides{};
-    std::int64_t stride = 1;
-    for (std::int64_t axis = rank - 1; axis >= 0; --axis) {
-      strides.at(axis) = stride;
-      stride *= shape[axis] > 0 ? shape[axis] : 1;
-    }
-    AtenTensorHandle handle = nullptr;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(rank, shape, strides.data(), static_cast<std::int32_t>(dtype),
-                                                    static_cast<std::int32_t>(device_.type()), device_.index(),
-                                                    &handle));
-    return Tensor(handle);
-  }
-  [[nodiscard]] Tensor empty(ScalarType dtype, std::initializer_list<std::int64_t> shape) const {
-    return empty(dtype, shape.begin(), static_cast<std::int64_t>(shape.size()));
-  }
-  [[nodiscard]] Tensor empty_like(const char* name, const Tensor& tensor) const {
-    return empty(tensor.scalar_type(), tensor.sizes().data(), rank_of(name, tensor));
-  }
-  [[nodiscard]] Tensor nothing() const { return empty(ScalarType::Float, {0}); }
-
- private:
-  torch::stable::Device device_;
-  tfla::Execution execution_;
-  std::optional<torch::stable::accelerator::DeviceGuard> guard_;
-};
-
-template <class View>
-View view_of(const char* name, const Tensor& tensor) {
-  const std::int64_t rank = rank_of(name, tensor);
-  View view;
-  if constexpr (std::is_same_v<View, TensorView>)
-    view.data = tensor.const_data_ptr();
-  else
-    view.data = tensor.mutable_data_ptr();
-  view.dtype = dtype_of(name, tensor);
-  view.rank = static_cast<int>(rank);
-  const auto sizes = tensor.sizes();
-  const auto strides = tensor.strides();
-  for (std::int64_t axis = 0; axis < rank; ++axis) {
-    view.shape.at(axis) = sizes[axis];
-    view.strides.at(axis) = strides[axis];
-  }
-  return view;
-}
-
-// Views of the tensors of one call, in the order of axes tfla takes: (B,T,H,D).
-class Views {
- public:
-  Views(const Place& place, bool head_first) : place_(place), head_first_(head_first) {}
-
-  [[nodiscard]] TensorView input(const char* name, const Tensor& tensor) const {
-    place_.check(name, tensor);
-    return ordered(view_of<TensorView>(name, tensor));
-  }
-  [[nodiscard]] MutableTensorView output(const char* name, const Tensor& tensor) const {
-    return ordered(view_of<MutableTensorView>(name, tensor));
-  }
-  // States, cu_seqlens, slots: the same in both layouts.
-  [[nodiscard]] TensorView plain(const char* name, const MaybeTensor& tensor) const {
-    if (!tensor) return {};
-    place_.check(name, *tensor);
-    return view_of<TensorView>(name, *tensor);
-  }
-  [[nodiscard]] MutableTensorView in_place(const char* name, const Tensor& tensor) const {
-    place_.check(name, tensor);
-    return view_of<MutableTensorView>(name, tensor);
-  }
-
- private:
-  template <class View>
-  [[nodiscard]] View ordered(const View& view) const {
-    return head_first_ ? view.transposed(1, 2) : view;
-  }
-
-  const Place& place_;
-  bool head_first_;
-};
+using tfla::binding::codes;
+using tfla::binding::MaybeTensor;
+using tfla::binding::Place;
+using tfla::binding::Tensor;
+using tfla::binding::TensorRef;
+using tfla::binding::Views;
 
 // A number that is none of the enumeration's stays none of them, for validation to refuse.
 template <class Enumeration>
@@ -216,7 +84,7 @@ class Scratch {
       memory_ = static_cast<std::byte*>(memory);
       cuda_ = true;
     } else if (cuda || bytes > kept_bytes) {
-      tensor_ = place.empty(ScalarType::Byte, {static_cast<std::int64_t>(bytes)});
+      tensor_ = place.empty(codes().bytes, {static_cast<std::int64_t>(bytes)});
       memory_ = static_cast<std::byte*>(tensor_->mutable_data_ptr());
     } else {
       thread_local const std::unique_ptr<Kept> kept(new Kept);
@@ -308,7 +176,7 @@ std::tuple<Tensor, Tensor> mlstm_with_rows(const Tensor& q, const Tensor& k, con
   options.keep_rows = true;
   auto args = forward_args(Views(place, head_first), q, k, v, i, f, C, n, m, cu_seqlens, h, options);
   const tfla::Plan plan = plan_of(tfla::Operation::forward, args, place);
-  const Tensor rows = place.empty(ScalarType::Byte, {static_cast<std::int64_t>(plan.saved_bytes)});
+  const Tensor rows = place.empty(codes().bytes, {static_cast<std::int64_t>(plan.saved_bytes)});
   args.saved = {static_cast<std::byte*>(rows.mutable_data_ptr()), plan.saved_bytes};
   run<tfla::MlstmForward>(plan, args, place, tfla::forward);
   return {h, rows};
@@ -330,7 +198,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> mlstm_with_state(
   if (states < 0) throw InvalidArgument("tfla: cu_seqlens is empty; it must hold at least the 0 it begins with");
   const std::int64_t heads = args.v.shape[2];
   const std::int64_t dqk = args.q.shape[3];
-  const ScalarType dtype = args.q.dtype == tfla::DType::float64 ? ScalarType::Double : ScalarType::Float;
+  const std::int32_t dtype = args.q.dtype == tfla::DType::float64 ? codes().float64 : codes().float32;
   const Tensor last_C = place.empty(dtype, {states, heads, dqk, args.v.shape[3]});
   const Tensor last_n = place.empty(dtype, {states, heads, dqk});
   const Tensor last_m = place.empty(dtype, {states, heads});
@@ -410,28 +278,64 @@ View with_token_axis(View view) {
   return view;
 }
 
-Tensor mlstm_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f, const Tensor& C,
-                  const Tensor& n, const Tensor& m, const MaybeTensor& slots, std::int64_t gate,
-                  std::int64_t normalizer, bool head_first, double eps, std::optional<double> qk_scale,
-                  std::optional<double> soft_cap) {
+// A step is called for every token, so its tensors stay handles: torch::stable::Tensor puts a shared pointer with a
+// count of its own around each. What a kernel finds on the stack is its own, to be freed here.
+struct Free {
+  void operator()(AtenTensorHandle handle) const { (void)aoti_torch_delete_tensor_object(handle); }
+};
+using Owned = std::unique_ptr<AtenTensorOpaque, Free>;
+
+struct StepTensors {
+  Owned q, k, v, i, f, C, n, m, slots;
+};
+
+StableIValue step(const StepTensors& given, bool head_first, const tfla::MlstmOptions& options) {
+  const TensorRef q = given.q.get();
   const Place place(q);
-  const bool one_token = q.dim() == 3;
+  const bool one_token = q.rank() == 3;
   const Views views(place, head_first && !one_token);
   const auto tokens = [&](auto view) { return one_token ? with_token_axis(view) : view; };
-  const Tensor h = place.empty_like("v", v);
+  Owned h(place.new_empty_like("v", given.v.get()));
   const tfla::MlstmStep args{
       .q = tokens(views.input("q", q)),
-      .k = tokens(views.input("k", k)),
-      .v = tokens(views.input("v", v)),
-      .i = tokens(views.input("i", i)),
-      .f = tokens(views.input("f", f)),
-      .h = tokens(views.output("h", h)),
-      .state = {views.in_place("state.C", C), views.in_place("state.n", n), views.in_place("state.m", m)},
-      .slots = views.plain("slots", slots),
-      .options = options_of(gate, normalizer, eps, qk_scale, soft_cap, false, 0, 0),
+      .k = tokens(views.input("k", given.k.get())),
+      .v = tokens(views.input("v", given.v.get())),
+      .i = tokens(views.input("i", given.i.get())),
+      .f = tokens(views.input("f", given.f.get())),
+      .h = tokens(views.output("h", h.get())),
+      .state = {views.in_place("state.C", given.C.get()), views.in_place("state.n", given.n.get()),
+                views.in_place("state.m", given.m.get())},
+      .slots = given.slots ? views.plain("slots", TensorRef(given.slots.get())) : tfla::TensorView(),
+      .options = options,
   };
   run<tfla::MlstmStep>(tfla::Operation::step, args, place, tfla::step);
-  return h;
+  return torch::stable::detail::from<AtenTensorHandle>(h.release());
+}
+
+StepTensors step_tensors(const StableIValue* stack) {
+  using torch::stable::detail::to;
+  const auto next = [&stack] { return Owned(to<AtenTensorHandle>(*stack++)); };
+  return {next(), next(), next(), next(), next(), next(), next(), next(), nullptr};
+}
+constexpr int step_tensor_count = 8;
+
+void mlstm_step(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*outputs*/) {
+  using torch::stable::detail::to;
+  StepTensors given = step_tensors(stack);
+  const StableIValue* option = stack + step_tensor_count;
+  given.slots.reset(to<std::optional<AtenTensorHandle>>(*option++).value_or(nullptr));
+  const auto gate = to<std::int64_t>(*option++);
+  const auto normalizer = to<std::int64_t>(*option++);
+  const auto head_first = to<bool>(*option++);
+  const auto eps = to<double>(*option++);
+  const auto qk_scale = to<std::optional<double>>(*option++);
+  const auto soft_cap = to<std::optional<double>>(*option++);
+  stack[0] = step(given, head_first, options_of(gate, normalizer, eps, qk_scale, soft_cap, false, 0, 0));
+}
+
+// The same with nothing but its tensors: every argument of an operator costs host time, one at its default too.
+void mlstm_step_alone(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*outputs*/) {
+  stack[0] = step(step_tensors(stack), false, {});
 }
 
 }  // namespace
@@ -441,6 +345,7 @@ Tensor mlstm_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tenso
 #define TFLA_INITIAL ", Tensor? C=None, Tensor? n=None, Tensor? m=None, Tensor? cu_seqlens=None"
 #define TFLA_FAMILY \
   ", int gate=0, int normalizer=0, bool head_first=False, float eps=1e-6, float? qk_scale=None, float? soft_cap=None"
+#define TFLA_STATE ", Tensor(a!) C, Tensor(b!) n, Tensor(c!) m"
 #define TFLA_TRAINING ", bool exact_normalizer_grad=False, int chunk_size=0, int formulation=0"
 #define TFLA_SEQUENCE "(" TFLA_INPUTS TFLA_INITIAL TFLA_FAMILY TFLA_TRAINING ")"
 
@@ -450,8 +355,8 @@ STABLE_TORCH_LIBRARY(tfla, library) {
   library.def("mlstm_with_state" TFLA_SEQUENCE " -> (Tensor, Tensor, Tensor, Tensor)");
   library.def("mlstm_backward(Tensor dh, Tensor? dC, Tensor? dn, Tensor? rows, " TFLA_INPUTS TFLA_INITIAL TFLA_FAMILY
                   TFLA_TRAINING ") -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-  library.def("mlstm_step(" TFLA_INPUTS ", Tensor(a!) C, Tensor(b!) n, Tensor(c!) m, Tensor? slots=None" TFLA_FAMILY
-              ") -> Tensor");
+  library.def("mlstm_step(" TFLA_INPUTS TFLA_STATE ", Tensor? slots=None" TFLA_FAMILY ") -> Tensor");
+  library.def("mlstm_step.alone(" TFLA_INPUTS TFLA_STATE ") -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(tfla, CPU, library) {
@@ -459,7 +364,8 @@ STABLE_TORCH_LIBRARY_IMPL(tfla, CPU, library) {
   library.impl("mlstm_with_rows", TORCH_BOX(&mlstm_with_rows));
   library.impl("mlstm_with_state", TORCH_BOX(&mlstm_with_state));
   library.impl("mlstm_backward", TORCH_BOX(&mlstm_backward));
-  library.impl("mlstm_step", TORCH_BOX(&mlstm_step));
+  library.impl("mlstm_step", mlstm_step);
+  library.impl("mlstm_step.alone", mlstm_step_alone);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(tfla, CUDA, library) {
@@ -467,5 +373,6 @@ STABLE_TORCH_LIBRARY_IMPL(tfla, CUDA, library) {
   library.impl("mlstm_with_rows", TORCH_BOX(&mlstm_with_rows));
   library.impl("mlstm_with_state", TORCH_BOX(&mlstm_with_state));
   library.impl("mlstm_backward", TORCH_BOX(&mlstm_backward));
-  library.impl("mlstm_step", TORCH_BOX(&mlstm_step));
+  library.impl("mlstm_step", mlstm_step);
+  library.impl("mlstm_step.alone", mlstm_step_alone);
 }

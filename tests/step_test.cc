@@ -12,6 +12,7 @@
 #include "reference/tensor.h"
 #include "reference/values.h"
 #include "support.h"
+#include "validation.h"
 
 namespace tfla::test {
 namespace {
@@ -212,6 +213,38 @@ TEST(StepCuda, SlotsPickStatesAndLeaveTheOthers) {
     expect_slots_work<std::int32_t>(s, DType::int32, Device::cuda);
     expect_slots_work<std::int64_t>(s, DType::int64, Device::cuda);
   }
+}
+#endif
+
+#ifdef TFLA_TEST_CUDA
+// A plan from the shape alone, as a front end makes one for every token: right for states with rows on 16 bytes.
+TEST(StepCuda, FewStatesNeedNoScratch) {
+  if (const std::string reason = why_unavailable(Device::cuda); !reason.empty()) GTEST_SKIP() << reason;
+  const StepCase& s = small_cases[0];
+  const Execution execution{.device = Device::cuda};
+  Problem problem(harness_case(s, Device::cuda));
+  MlstmStep args = step_args(problem.forward(), started_state(problem));
+  step(args, execution);
+  const Snapshot expected = snapshot(args);
+
+  MlstmShape shape = plan(args, execution).shape;
+  const Plan chosen = plan(Operation::step, shape, args.options, execution);
+  if (!chosen.one_launch) GTEST_SKIP() << "this GPU has no clusters";
+  EXPECT_EQ(chosen.scratch_bytes, 0U);
+  problem.poison();
+  args.state = started_state(problem);
+  step(args, chosen, {});
+  EXPECT_TRUE(same_bits(snapshot(args), expected));
+
+  const Tensor shifted(DType::float32, {s.batch, s.heads, s.dqk, s.dhv + 1});
+  args.state.C = slice(shifted.view, 3, 1, s.dhv);
+  EXPECT_FALSE(fits(chosen, args));
+  expect_sentence(refusal([&] { step(args, chosen, {}); }), "plan");
+  EXPECT_GT(plan(args, execution).scratch_bytes, 0U);
+
+  shape.batch = shape.sequences = 4096;  // two launches, with numbers of every state between them
+  shape.tokens = shape.longest = 1;
+  EXPECT_GT(plan(Operation::step, shape, args.options, execution).scratch_bytes, 0U);
 }
 #endif
 

@@ -56,6 +56,7 @@ struct Plan {
   bool hopper = false;            // cuda: stages states and outputs by kernels of sm_90a
   bool hopper_gradients = false;  // and stage gradients
   bool hopper_reverse = false;    // dC and dV by one of them, in place of stages dstates and values
+  bool one_launch = false;        // cuda: step by one kernel of sm_90, which needs no scratch
   bool norm_gradients = false;    // backward: the exact gradient of the normalizer, or one of the last n
 
   bool keeps_states = false;  // from forward to backward, in `saved`
@@ -79,9 +80,10 @@ struct Plan {
 [[nodiscard]] Plan plan(const MlstmBackward& args, const Execution& execution = {});
 [[nodiscard]] Plan plan(const MlstmStep& args, const Execution& execution = {});
 
-// Whether a plan made from a shape is one for these tensors: the kernels of sm_90a want rows on 16 bytes. Calls refuse
-// a plan that is not.
+// Whether a plan made from a shape is one for these tensors: the kernels of sm_90 want rows on 16 bytes, of step those
+// of C. Calls refuse a plan that is not.
 [[nodiscard]] bool fits(const Plan& plan, const MlstmForward& args);
 [[nodiscard]] bool fits(const Plan& plan, const MlstmBackward& args);
+[[nodiscard]] bool fits(const Plan& plan, const MlstmStep& args);
 
 }  // namespace tfla

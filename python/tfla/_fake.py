@@ -57,6 +57,7 @@ def _(dh, dC, dn, rows, q, k, v, i, f, C=None, n=None, m=None, cu_seqlens=None, 
 
 
 @torch.library.register_fake("tfla::mlstm_step")
+@torch.library.register_fake("tfla::mlstm_step.alone")
 def _(q, k, v, i, f, C, n, m, slots=None, *options):
     _on_one_device(q, k, v, i, f, C, n, m, slots)
     return v.new_empty(v.shape)

@@ -15,3 +15,4 @@ forward_with_rows = torch.ops.tfla.mlstm_with_rows.default
 forward_with_state = torch.ops.tfla.mlstm_with_state.default
 backward = torch.ops.tfla.mlstm_backward.default
 step = torch.ops.tfla.mlstm_step.default
+step_alone = torch.ops.tfla.mlstm_step.alone

@@ -2,7 +2,7 @@
 
 from tfla import _fake, _vmap  # noqa: F401  (register)
 from tfla._autograd import call, call_traced
-from tfla._operators import backward, forward, forward_with_rows, forward_with_state, step
+from tfla._operators import backward, forward, forward_with_rows, forward_with_state, step, step_alone
 
 __all__ = [
     "backward",
@@ -12,4 +12,5 @@ __all__ = [
     "forward_with_rows",
     "forward_with_state",
     "step",
+    "step_alone",
 ]

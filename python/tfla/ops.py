@@ -6,8 +6,8 @@ import itertools
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
-from torch import Tensor
-from torch.compiler import is_compiling
+from torch import Tensor, is_grad_enabled
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from tfla import _torch_library as library
 from tfla._options import (
@@ -39,6 +39,10 @@ _CODES: dict[Any, tuple[int, int, bool]] = {
     (gate, normalizer, layout): (GATES[gate], NORMALIZERS[normalizer], HEAD_FIRST[layout])
     for gate, normalizer, layout in itertools.product(GATES, NORMALIZERS, HEAD_FIRST)
 }
+# The step is called for every token. What an operator calls, and the operator without slots and options, of which each
+# costs host time; what is named here needs no look-up in a module.
+_step, _step_alone = library.step._op, library.step_alone._op
+_STEP_DEFAULTS = ("exp", None, "bthd", 1e-6, None, None)
 # Torch's own, and unknown to torch.compile: slower without it, not wrong.
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
@@ -360,16 +364,16 @@ def mlstm_step(
         h, shaped as v, in the dtype of q. It has no gradient: call under torch.no_grad() or torch.inference_mode().
     """
     C, n, m = state
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, i, f, C, n, m)):
+    if is_grad_enabled() and any(x.requires_grad for x in (q, k, v, i, f, C, n, m)):
         raise RuntimeError(
             "tfla: mlstm_step was given a tensor that requires a gradient, and has none; "
             "call it under torch.no_grad(), or use mlstm with initial_state"
         )
-    compiling = is_compiling()
-    options = (_encode if compiling else _options)(gate, normalizer, layout, eps, qk_scale, soft_cap)
-    if compiling or _any_autocast():
+    given = (gate, normalizer, layout, eps, qk_scale, soft_cap)
+    if is_dynamo_compiling():
+        return library.step(*_autocast(q, k, v), i, f, C, n, m, slots, *_encode(*given))
+    if _any_autocast():
         q, k, v = _autocast(q, k, v)
-    step = library.step if compiling else library.step._op
-    if slots is None and not options:
-        return step(q, k, v, i, f, C, n, m)
-    return step(q, k, v, i, f, C, n, m, slots, *options)
+    if slots is None and given == _STEP_DEFAULTS:
+        return _step_alone(q, k, v, i, f, C, n, m)
+    return _step(q, k, v, i, f, C, n, m, slots, *_options(*given))

@@ -41,16 +41,16 @@ void check_plan(const Plan& plan, Operation operation, const MlstmShape& shape, 
 class OwnScratch {
  public:
   OwnScratch(const Plan& plan, void* stream) : cuda_(plan.device == Device::cuda), stream_(stream) {
-    if (cuda_)
-      memory_ = cuda::allocate(plan.scratch_bytes, stream);
-    else
+    if (!cuda_)
       memory_ = static_cast<std::byte*>(::operator new (plan.scratch_bytes, std::align_val_t{scratch_alignment}));
+    else if (plan.scratch_bytes > 0)
+      memory_ = cuda::allocate(plan.scratch_bytes, stream);
   }
   ~OwnScratch() {
-    if (cuda_)
-      cuda::release(memory_, stream_);
-    else
+    if (!cuda_)
       ::operator delete (memory_, std::align_val_t{scratch_alignment});
+    else if (memory_ != nullptr)
+      cuda::release(memory_, stream_);
   }
   OwnScratch(const OwnScratch&) = delete;
   OwnScratch& operator=(const OwnScratch&) = delete;
@@ -115,6 +115,7 @@ void backward(const MlstmBackward& args, const Plan& plan, std::span<std::byte> 
 
 void step(const MlstmStep& args, const Plan& plan, std::span<std::byte> scratch, void* stream) {
   check_plan(plan, Operation::step, validate(args, plan.device), Formulation::recurrent, scratch);
+  check_fits(plan, args);
   run(args, plan, scratch.data(), stream);
 }
 

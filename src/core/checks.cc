@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
 
 #include "core/overlap.h"
 #include "tfla/error.h"
@@ -40,7 +41,7 @@ void check_memory(std::string_view name, const TensorView& view, LastAxis last_a
     refuse(fmt::format("tfla: {} has shape {} and strides {}, which do not fit in the address space", name,
                        shape_text(view), parenthesized(view.strides.begin(), view.rank)));
   }
-  if (address % static_cast<std::uintptr_t>(item_size(view.dtype)) != 0) {
+  if ((address & static_cast<std::uintptr_t>(item_size(view.dtype) - 1)) != 0) {  // a power of two
     refuse(fmt::format("tfla: {} is not aligned to its {} elements ({} bytes each)", name, tfla::name(view.dtype),
                        item_size(view.dtype)));
   }
@@ -91,27 +92,29 @@ void check_same_dtype(std::string_view name, const TensorView& view, std::string
                      tfla::name(other), other_name));
 }
 
-void OverlapCheck::input(std::string_view name, const TensorView& view) { add({name, view, false}, {}); }
-void OverlapCheck::output(std::string_view name, const TensorView& view) { add({name, view, true}, {}); }
+void OverlapCheck::input(std::string_view name, const TensorView& view) { add(name, view, false, {}); }
+void OverlapCheck::output(std::string_view name, const TensorView& view) { add(name, view, true, {}); }
 void OverlapCheck::output_in_place_of(std::string_view name, const TensorView& view, std::string_view input_name) {
-  add({name, view, true}, input_name);
+  add(name, view, true, input_name);
 }
 
-void OverlapCheck::add(Entry entry, std::string_view twin) {
-  if (!entry.view.given()) return;
+void OverlapCheck::add(std::string_view name, const TensorView& view, bool written, std::string_view twin) {
+  if (!view.given()) return;
   std::int64_t low = 0;
   std::int64_t high = 0;
-  if (byte_range(entry.view, low, high)) {
-    const auto address = reinterpret_cast<std::uintptr_t>(entry.view.data);
-    entry.begin = address + static_cast<std::uintptr_t>(low);
-    entry.end = address + static_cast<std::uintptr_t>(high);
-  }
+  const bool countable = byte_range(view, low, high);
+  const auto address = reinterpret_cast<std::uintptr_t>(view.data);
+  const Entry& entry = *std::construct_at(
+      &entries_.at(count_).entry,
+      Entry{name, view, written, countable ? address + static_cast<std::uintptr_t>(low) : 0,
+            countable ? address + static_cast<std::uintptr_t>(high) : std::numeric_limits<std::uintptr_t>::max()});
   if (entry.written && overlaps_itself(entry.view)) {
     refuse(fmt::format("tfla: {} overlaps itself: its strides {} reach some element twice", entry.name,
                        parenthesized(entry.view.strides.begin(), entry.view.rank)));
   }
-  for (std::size_t e = 0; e < count_; ++e) {
-    const Entry& other = entries_[e];
+  any_written_ |= written;
+  for (std::size_t e = 0; any_written_ && e < count_; ++e) {
+    const Entry& other = entries_[e].entry;
     if (!entry.written && !other.written) continue;
     if (entry.begin >= other.end || other.begin >= entry.end) continue;  // nearly always: the rest is for the others
     if (other.name == twin && same_view(entry.view, other.view)) continue;
@@ -120,7 +123,7 @@ void OverlapCheck::add(Entry entry, std::string_view twin) {
                          other.name));
     }
   }
-  entries_.at(count_++) = entry;
+  ++count_;
 }
 
 }  // namespace tfla

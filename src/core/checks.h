@@ -4,7 +4,6 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
-#include <limits>
 #include <string>
 #include <string_view>
 
@@ -39,14 +38,19 @@ class OverlapCheck {
   struct Entry {
     std::string_view name;
     TensorView view;
-    bool written = false;
-    std::uintptr_t begin = 0;  // of its range of addresses; all of them where that cannot be counted
-    std::uintptr_t end = std::numeric_limits<std::uintptr_t>::max();
+    bool written;
+    std::uintptr_t begin, end;  // its range of addresses; all of them where that cannot be counted
   };
-  void add(Entry entry, std::string_view twin);
+  // An entry, or nothing yet: to begin with thirty of them would take longer than to check the ten of a call.
+  union Slot {
+    Slot() {}  // NOLINT(modernize-use-equals-default): leaves the entry alone
+    Entry entry;
+  };
+  void add(std::string_view name, const TensorView& view, bool written, std::string_view twin);
 
-  std::array<Entry, 32> entries_{};
+  std::array<Slot, 32> entries_;
   std::size_t count_ = 0;
+  bool any_written_ = false;
 };
 
 }  // namespace tfla

@@ -74,28 +74,20 @@ bool decide(Search& search, std::int64_t low, std::int64_t high) {
   return search.reaches(0, low, high);
 }
 
-}  // namespace
-
-bool is_empty(const TensorView& view) {
-  return std::any_of(view.shape.begin(), view.shape.begin() + view.rank,
-                     [](std::int64_t extent) { return extent == 0; });
-}
-
-bool byte_range(const TensorView& view, std::int64_t& low, std::int64_t& high) {
-  const std::int64_t item = item_size(view.dtype);
-  low = high = 0;
-  if (is_empty(view)) return true;
-  high = item;
-  for (int axis = 0; axis < view.rank; ++axis) {
-    std::int64_t reach = 0;
-    if (__builtin_mul_overflow(view.shape[axis] - 1, view.strides[axis], &reach)) return false;
-    if (__builtin_mul_overflow(reach, item, &reach)) return false;
-    std::int64_t& end = reach < 0 ? low : high;
-    if (__builtin_add_overflow(end, reach, &end)) return false;
+// Each axis steps over all that follow it, none of them backwards.
+bool is_row_major(const TensorView& view) {
+  std::int64_t reach = 1;  // as below
+  for (int axis = view.rank - 1; axis >= 0; --axis) {
+    if (view.shape[axis] <= 1) continue;
+    std::int64_t more = 0;
+    if (view.strides[axis] < reach || __builtin_mul_overflow(view.strides[axis], view.shape[axis] - 1, &more) ||
+        __builtin_add_overflow(reach, more, &reach))
+      return false;
   }
-  std::int64_t extent = 0;
-  return !__builtin_sub_overflow(high, low, &extent);
+  return true;
 }
+
+}  // namespace
 
 bool overlap(const TensorView& a, const TensorView& b) {
   if (is_empty(a) || is_empty(b)) return false;
@@ -117,7 +109,9 @@ bool overlap(const TensorView& a, const TensorView& b) {
 }
 
 bool overlaps_itself(const TensorView& view) {
-  // Sufficient and, for the layouts in use, necessary: sorted by stride, each axis steps over all smaller ones.
+  // Sufficient and, for the layouts in use, necessary: sorted by stride, each axis steps over all smaller ones. Most
+  // tensors are sorted.
+  if (is_row_major(view)) return false;
   std::array<std::pair<std::int64_t, std::int64_t>, TensorView::max_rank> axes{};  // stride and extent
   for (int axis = 0; axis < view.rank; ++axis) {
     if (view.shape[axis] == 0) return false;

@@ -233,8 +233,8 @@ bool keeps_hopper_states(const Plan& plan) {
   return plan.chunk == chunk && !(packed && plan.shape.dqk > wide_qk) && plan.shape.dtype == DType::bfloat16;
 }
 
-// fits: the tensors are such as the kernels of Hopper take, if their shape is. dn_last: there is a gradient of the last
-// n.
+// fits: the tensors are such as the kernels of Hopper take, if their shape is; of step its state. dn_last: there is a
+// gradient of the last n.
 Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions& options, const Execution& execution,
                bool fits = true, bool dn_last = false) {
   Plan plan{.operation = operation,
@@ -265,6 +265,8 @@ Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions&
     choose_cuda_ranges(plan, options, hopper_shape);
   }
   plan.keeps_rows = plan.keeps_states && (!options.keep_states || (hopper_shape && !keeps_hopper_states(plan)));
+  plan.one_launch =
+      operation == Operation::step && plan.device == Device::cuda && fits && cuda::one_launch_takes(shape);
   if (plan.formulation == Formulation::recurrent) {
     plan.tile = plan.chunk = 1;
     plan.span = std::max<std::int64_t>(shape.longest, 1);
@@ -354,13 +356,16 @@ Plan plan(const MlstmBackward& args, const Execution& execution) {
 
 Plan plan(const MlstmStep& args, const Execution& execution) {
   validate_execution(execution);
-  return make_plan(Operation::step, validate(args, execution.device), args.options, execution);
+  const MlstmShape shape = validate(args, execution.device);
+  return make_plan(Operation::step, shape, args.options, execution, cuda::one_launch_fits(args));
 }
 
 bool fits(const Plan& plan, const MlstmForward& args) { return !plan.hopper || cuda::hopper_fits(args); }
 bool fits(const Plan& plan, const MlstmBackward& args) {
   return !plan.hopper || (cuda::hopper_fits(args) && (plan.hopper_gradients || !args.dlast_state.n.given()));
 }
+
+bool fits(const Plan& plan, const MlstmStep& args) { return !plan.one_launch || cuda::one_launch_fits(args); }
 
 std::string describe(const Plan& plan) {
   const MlstmShape& shape = plan.shape;

@@ -63,7 +63,7 @@ void check_values(const char* name, const TensorView& view, const MlstmShape& sh
   check_same_dtype(name, view, "q", shape.dtype);
 }
 
-void check_state_part(const std::string& name, const TensorView& view, const MlstmShape& shape,
+void check_state_part(std::string_view name, const TensorView& view, const MlstmShape& shape,
                       std::initializer_list<std::int64_t> extents, const char* axes, LastAxis last_axis) {
   check_tensor(name, view, extents, axes, last_axis);
   if (view.dtype == state_dtype(shape)) return;
@@ -71,33 +71,38 @@ void check_state_part(const std::string& name, const TensorView& view, const Mls
                      tfla::name(state_dtype(shape)), tfla::name(shape.dtype)));
 }
 
-void check_state_C(const std::string& name, const TensorView& C, std::int64_t states, const MlstmShape& shape) {
+void check_state_C(std::string_view name, const TensorView& C, std::int64_t states, const MlstmShape& shape) {
   check_state_part(name, C, shape, {states, shape.heads, shape.dqk, shape.dhv}, "(N,H,dqk,dhv)", LastAxis::contiguous);
 }
-void check_state_n(const std::string& name, const TensorView& n, std::int64_t states, const MlstmShape& shape) {
+void check_state_n(std::string_view name, const TensorView& n, std::int64_t states, const MlstmShape& shape) {
   check_state_part(name, n, shape, {states, shape.heads, shape.dqk}, "(N,H,dqk)", LastAxis::contiguous);
 }
-void check_state_m(const std::string& name, const TensorView& m, std::int64_t states, const MlstmShape& shape) {
+void check_state_m(std::string_view name, const TensorView& m, std::int64_t states, const MlstmShape& shape) {
   check_state_part(name, m, shape, {states, shape.heads}, "(N,H)", LastAxis::any);
 }
 
+// What the parts of a state are called in messages.
+struct StateNames {
+  const char *C, *n, *m;
+};
+
 template <class State>
-void check_whole_state(const std::string& name, const State& state, std::int64_t states, const MlstmShape& shape) {
-  check_state_C(name + ".C", state.C, states, shape);
-  check_state_n(name + ".n", state.n, states, shape);
-  check_state_m(name + ".m", state.m, states, shape);
+void check_whole_state(const StateNames& names, const State& state, std::int64_t states, const MlstmShape& shape) {
+  check_state_C(names.C, state.C, states, shape);
+  check_state_n(names.n, state.n, states, shape);
+  check_state_m(names.m, state.m, states, shape);
 }
 
 // All three parts or none.
 template <class State>
-void check_optional_state(const std::string& name, const State& state, const MlstmShape& shape) {
-  if (state.C.given() || state.n.given() || state.m.given()) check_whole_state(name, state, shape.sequences, shape);
+void check_optional_state(const StateNames& names, const State& state, const MlstmShape& shape) {
+  if (state.C.given() || state.n.given() || state.m.given()) check_whole_state(names, state, shape.sequences, shape);
 }
 
 template <class Grad>
-void check_state_grad(const std::string& name, const Grad& grad, const MlstmShape& shape) {
-  if (grad.C.given()) check_state_C(name + ".C", grad.C, shape.sequences, shape);
-  if (grad.n.given()) check_state_n(name + ".n", grad.n, shape.sequences, shape);
+void check_state_grad(const StateNames& names, const Grad& grad, const MlstmShape& shape) {
+  if (grad.C.given()) check_state_C(names.C, grad.C, shape.sequences, shape);
+  if (grad.n.given()) check_state_n(names.n, grad.n, shape.sequences, shape);
 }
 
 void check_index_vector(const char* name, const TensorView& view, const char* axes) {
@@ -251,8 +256,8 @@ MlstmShape validate(const MlstmForward& args, Device device) {
   MlstmShape shape = check_inputs(args);
   check_values("h", args.h, shape);
   check_cu_seqlens(args.cu_seqlens, device, shape);
-  check_optional_state("initial_state", args.initial_state, shape);
-  check_optional_state("last_state", args.last_state, shape);
+  check_optional_state({"initial_state.C", "initial_state.n", "initial_state.m"}, args.initial_state, shape);
+  check_optional_state({"last_state.C", "last_state.n", "last_state.m"}, args.last_state, shape);
 
   OverlapCheck check;
   add_inputs(check, args);
@@ -282,9 +287,9 @@ MlstmShape validate(const MlstmBackward& args, Device device) {
   check_same_dtype("di", args.di, "i", args.i.dtype);
   check_same_dtype("df", args.df, "f", args.f.dtype);
   check_cu_seqlens(args.cu_seqlens, device, shape);
-  check_optional_state("initial_state", args.initial_state, shape);
-  check_state_grad("dlast_state", args.dlast_state, shape);
-  check_state_grad("dinitial_state", args.dinitial_state, shape);
+  check_optional_state({"initial_state.C", "initial_state.n", "initial_state.m"}, args.initial_state, shape);
+  check_state_grad({"dlast_state.C", "dlast_state.n", nullptr}, args.dlast_state, shape);
+  check_state_grad({"dinitial_state.C", "dinitial_state.n", nullptr}, args.dinitial_state, shape);
 
   OverlapCheck check;
   add_inputs(check, args);
@@ -311,7 +316,7 @@ MlstmShape validate(const MlstmStep& args, Device device) {
   check_values("h", args.h, shape);
   check_rank("state.C", args.state.C, 4, "(S,H,dqk,dhv)");
   const std::int64_t states = args.state.C.shape[0];
-  check_whole_state("state", args.state, states, shape);
+  check_whole_state({"state.C", "state.n", "state.m"}, args.state, states, shape);
   check_slots(args.slots, device, shape, states);
 
   OverlapCheck check;

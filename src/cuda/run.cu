@@ -435,7 +435,10 @@ bool hopper_fits(const MlstmBackward& args) {
   return all_mapped(args, args.q, args.k, args.v, args.dh, args.dq, args.dk, args.dv);
 }
 
+bool one_launch_fits(const MlstmStep& args) { return rows(args.state.C).wide; }
+
 std::size_t scratch_bytes(const Plan& plan) {
+  if (plan.one_launch) return 0;
   Arena arena, saved;
   count(plan, arena, saved);
   return arena.used();
@@ -470,14 +473,16 @@ void step(const MlstmStep& args, const Plan& plan, std::byte* scratch, void* str
     Arena arena(scratch);
     Call<Real> call = call_of<Real>(args, plan);
     call.h = rows(args.h);
-    StepCall<Real> step = carve_step<T>(arena, plan, call);
+    StepCall<Real> step = plan.one_launch ? StepCall<Real>{call} : carve_step<T>(arena, plan, call);
     step.C = state_rows(args.state.C);
     step.n = state_rows(args.state.n);
     step.m = state_rows(args.state.m);
     step.states = args.state.C.shape[0];
     step.slots = args.slots.data;
     step.slots_are_64_bit = args.slots.dtype == DType::int64;
-    launch_step<T>(step, static_cast<cudaStream_t>(stream));
+    if (!plan.one_launch) return launch_step<T>(step, static_cast<cudaStream_t>(stream));
+    if (launch_step_cluster<T>(step, static_cast<cudaStream_t>(stream))) return;
+    throw InvalidArgument("tfla: plan was made for another GPU; plan these arguments again");
   });
 }
 

@@ -23,6 +23,9 @@ void check_available();
 // And as far as it depends on the tensors: steps between rows that the tensor memory accelerator knows.
 [[nodiscard]] bool hopper_fits(const MlstmForward& args);
 [[nodiscard]] bool hopper_fits(const MlstmBackward& args);
+// Whether a step of this shape is one launch on the current device, without scratch, and whether with this state.
+[[nodiscard]] bool one_launch_takes(const MlstmShape& shape);
+[[nodiscard]] bool one_launch_fits(const MlstmStep& args);
 
 [[nodiscard]] std::size_t scratch_bytes(const Plan& plan);
 [[nodiscard]] std::size_t saved_bytes(const Plan& plan);

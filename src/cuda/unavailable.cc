@@ -17,6 +17,8 @@ bool hopper_takes_reverse(const MlstmShape& /*shape*/) { return false; }
 bool hopper_splits_gradients(const MlstmShape& /*shape*/) { return false; }
 bool hopper_fits(const MlstmForward& /*args*/) { return false; }
 bool hopper_fits(const MlstmBackward& /*args*/) { return false; }
+bool one_launch_takes(const MlstmShape& /*shape*/) { return false; }
+bool one_launch_fits(const MlstmStep& /*args*/) { return false; }
 std::size_t scratch_bytes(const Plan& /*plan*/) { return check_available(), 0; }
 std::size_t saved_bytes(const Plan& /*plan*/) { return check_available(), 0; }
 void forward(const MlstmForward& /*args*/, const Plan& /*plan*/, std::byte* /*scratch*/, void* /*stream*/) {

@@ -4,6 +4,7 @@
 // read.
 #include "cuda/launch.h"
 #include "cuda/portable/step.cuh"
+#include "cuda/run.h"
 #include "cuda/sm90/step_many.cuh"
 #include "cuda/sm90/step_token.cuh"
 
@@ -19,6 +20,8 @@ struct StepTile {
   [[maybe_unused]] static constexpr int ahead = Ahead;
   static constexpr int blocks = Blocks;  // on a multiprocessor
 };
+using Narrow = StepTile<16, 4, 1>;
+using Wide = StepTile<32, 2, 5>;
 
 // Queries and keys take more registers where they are not 16-bit numbers.
 template <class T, class Tile>
@@ -150,11 +153,19 @@ bool launch(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream)
 
 }  // namespace
 
+bool one_launch_takes(const MlstmShape& shape) {
+  constexpr std::int64_t widest = Wide::column_groups * Piece<float>::size * most_cluster_blocks;
+  return shape.sequences > 0 && shape.dhv % Piece<float>::size == 0 && shape.dhv <= widest && runs_sm90_code() &&
+         (shape.dtype == DType::float64 || !takes_many(shape.sequences * shape.heads, shape.tokens,
+                                                       static_cast<int>(shape.dqk), static_cast<int>(shape.dhv)));
+}
+
 template <class T>
 bool launch_step_cluster(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream) {
   if (!runs_sm90_code() || !state_is_wide(step)) return false;
   if constexpr (std::is_same_v<typename Config<T>::Real, float>) {
-    if (takes_many(step)) {
+    const Call<float>& call = step.call;
+    if (call.cu_seqlens == nullptr && takes_many(call.sequences * call.heads, call.tokens, call.dqk, call.dhv)) {
       launch_many<T>(step, stream);
       return true;
     }
@@ -162,8 +173,8 @@ bool launch_step_cluster(const StepCall<typename Config<T>::Real>& step, cudaStr
   // H200, 8 heads 256/512: few states take 5.2 us in narrow tiles with many rows on their way, 8.6 in wide ones; many
   // states 3.9 TB/s in wide tiles, of which more fit onto a multiprocessor, 3.4 in narrow ones.
   constexpr std::int64_t few = 32;
-  if (step.call.sequences * step.call.heads <= few && launch<StepTile<16, 4, 1>, T>(step, stream)) return true;
-  return launch<StepTile<32, 2, 5>, T>(step, stream);
+  if (step.call.sequences * step.call.heads <= few && launch<Narrow, T>(step, stream)) return true;
+  return launch<Wide, T>(step, stream);
 }
 
 #define TFLA_INSTANTIATE(T) \

@@ -150,21 +150,19 @@ __global__ void __launch_bounds__(step_threads, many::blocks) step_strips_kernel
 #endif
 }
 
-inline int strips_of(const StepCall<float>& step) { return (step.call.dhv + many::width - 1) / many::width; }
+inline int strips_of(int dhv) { return (dhv + many::width - 1) / many::width; }
 
 // One token per state, and so many states that two launches take less time than one (docs/cuda.md).
-inline bool takes_many(const StepCall<float>& step) {
+inline bool takes_many(std::int64_t states, std::int64_t tokens, int dqk, int dhv) {
   constexpr std::int64_t enough_blocks = 2048;
-  const Call<float>& call = step.call;
-  return call.cu_seqlens == nullptr && call.tokens == 1 && call.dqk <= many::most_rows &&
-         call.sequences * call.heads * strips_of(step) >= enough_blocks;
+  return tokens == 1 && dqk <= many::most_rows && states * strips_of(dhv) >= enough_blocks;
 }
 
 template <class T>
 void launch_many(const StepCall<float>& step, cudaStream_t stream) {
   constexpr int per_block = many::token_threads / warp_size;
   const std::int64_t units = step.call.sequences * step.call.heads;
-  const int strips = strips_of(step);
+  const int strips = strips_of(step.call.dhv);
   launch_chained("step_tokens", step_tokens_kernel<T>, (units + per_block - 1) / per_block, many::token_threads, 0,
                  stream, step);
   launch_chained("step_strips", step_strips_kernel<T>, units * strips, step_threads, 0, stream, step, strips);

@@ -1,0 +1,200 @@
+// What the operators read of torch's tensors and where they run.
+//
+// Straight from the C functions of the stable ABI, each asked once: torch::stable::Tensor asks for the rank with every
+// shape and compares each dtype and device with all that it knows, which for the nine tensors of a step adds up.
+#pragma once
+
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <type_traits>
+
+#include "tfla/tfla.h"
+
+// Only builds of torch with CUDA have these.
+extern "C" {
+AOTITorchError __attribute__((weak)) aoti_torch_get_current_cuda_stream(int32_t device, void** stream);
+AOTITorchError __attribute__((weak)) aoti_torch_cuda_caching_allocator_raw_alloc(uint64_t bytes, void** memory);
+AOTITorchError __attribute__((weak)) aoti_torch_cuda_caching_allocator_raw_delete(void* memory);
+}
+
+namespace tfla::binding {
+
+using torch::stable::Tensor;
+using MaybeTensor = std::optional<Tensor>;
+
+// Torch's numbers for dtypes and devices.
+struct Codes {
+  std::int32_t float32 = aoti_torch_dtype_float32(), float64 = aoti_torch_dtype_float64();
+  std::int32_t bfloat16 = aoti_torch_dtype_bfloat16(), float16 = aoti_torch_dtype_float16();
+  std::int32_t int32 = aoti_torch_dtype_int32(), int64 = aoti_torch_dtype_int64();
+  std::int32_t bytes = aoti_torch_dtype_uint8();
+  std::int32_t cuda = aoti_torch_device_type_cuda();
+};
+inline const Codes& codes() {
+  static const Codes known;
+  return known;
+}
+
+// A tensor that somebody else owns.
+class TensorRef {
+ public:
+  TensorRef(AtenTensorHandle handle) : handle_(handle) {}     // NOLINT(google-explicit-constructor)
+  TensorRef(const Tensor& tensor) : handle_(tensor.get()) {}  // NOLINT(google-explicit-constructor)
+
+  [[nodiscard]] std::int64_t rank() const { return read<std::int64_t>(aoti_torch_get_dim); }
+  [[nodiscard]] std::int32_t dtype() const { return read<std::int32_t>(aoti_torch_get_dtype); }
+  [[nodiscard]] std::int32_t device_type() const { return read<std::int32_t>(aoti_torch_get_device_type); }
+  [[nodiscard]] std::int32_t device_index() const { return read<std::int32_t>(aoti_torch_get_device_index); }
+  [[nodiscard]] const std::int64_t* sizes() const { return read<std::int64_t*>(aoti_torch_get_sizes); }
+  [[nodiscard]] const std::int64_t* strides() const { return read<std::int64_t*>(aoti_torch_get_strides); }
+  [[nodiscard]] const void* data() const { return read<const void*>(torch_get_const_data_ptr); }
+  [[nodiscard]] void* mutable_data() const { return read<void*>(torch_get_mutable_data_ptr); }
+
+ private:
+  template <class Value>
+  [[nodiscard]] Value read(AOTITorchError (*function)(AtenTensorHandle, Value*)) const {
+    Value value{};
+    TORCH_ERROR_CODE_CHECK(function(handle_, &value));
+    return value;
+  }
+
+  AtenTensorHandle handle_;
+};
+
+inline DType dtype_of(const char* name, TensorRef tensor) {
+  const Codes& known = codes();
+  const std::int32_t code = tensor.dtype();
+  if (code == known.float32) return DType::float32;
+  if (code == known.bfloat16) return DType::bfloat16;
+  if (code == known.float16) return DType::float16;
+  if (code == known.float64) return DType::float64;
+  if (code == known.int32) return DType::int32;
+  if (code == known.int64) return DType::int64;
+  throw InvalidArgument(std::string("tfla: ") + name +
+                        " has a dtype other than float32, float64, bfloat16, float16, int32 and int64");
+}
+
+inline std::int64_t rank_of(const char* name, TensorRef tensor) {
+  const std::int64_t rank = tensor.rank();
+  if (rank >= 1 && rank <= TensorView::max_rank) return rank;
+  throw InvalidArgument(std::string("tfla: ") + name + " has " + std::to_string(rank) + " axes; it must have 1 to 4");
+}
+
+// Where a call runs: the device of q, and torch's current stream and number of threads there.
+class Place {
+ public:
+  explicit Place(TensorRef q) : device_type_(q.device_type()), device_index_(q.device_index()) {
+    if (device_type_ == codes().cuda) {
+      execution_.device = Device::cuda;
+      if (aoti_torch_get_current_cuda_stream == nullptr) {
+        throw Unavailable("tfla: q is on a GPU and this build of torch has no CUDA streams");
+      }
+      if (torch::stable::accelerator::getCurrentDeviceIndex() != device_index_) guard_.emplace(device_index_);
+      TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_index_, &execution_.stream));
+    } else {
+      execution_.threads = static_cast<int>(torch::stable::get_num_threads());
+    }
+  }
+
+  [[nodiscard]] const Execution& execution() const { return execution_; }
+
+  void check(const char* name, TensorRef tensor) const {
+    if (tensor.device_type() == device_type_ && tensor.device_index() == device_index_) return;
+    throw InvalidArgument(std::string("tfla: ") + name + " and q are on different devices; all tensors must be on one");
+  }
+
+  // dtype: as torch counts them.
+  [[nodiscard]] AtenTensorHandle new_empty(std::int32_t dtype, const std::int64_t* shape, std::int64_t rank) const {
+    std::array<std::int64_t, TensorView::max_rank> strides{};
+    std::int64_t stride = 1;
+    for (std::int64_t axis = rank - 1; axis >= 0; --axis) {
+      strides.at(axis) = stride;
+      stride *= shape[axis] > 0 ? shape[axis] : 1;
+    }
+    AtenTensorHandle handle = nullptr;
+    TORCH_ERROR_CODE_CHECK(
+        aoti_torch_empty_strided(rank, shape, strides.data(), dtype, device_type_, device_index_, &handle));
+    return handle;
+  }
+  [[nodiscard]] AtenTensorHandle new_empty_like(const char* name, TensorRef tensor) const {
+    const std::int64_t rank = rank_of(name, tensor);
+    return new_empty(tensor.dtype(), tensor.sizes(), rank);
+  }
+  [[nodiscard]] Tensor empty(std::int32_t dtype, std::initializer_list<std::int64_t> shape) const {
+    return Tensor(new_empty(dtype, shape.begin(), static_cast<std::int64_t>(shape.size())));
+  }
+  [[nodiscard]] Tensor empty_like(const char* name, const Tensor& tensor) const {
+    return Tensor(new_empty_like(name, tensor));
+  }
+  [[nodiscard]] Tensor nothing() const { return empty(codes().float32, {0}); }
+
+ private:
+  std::int32_t device_type_;
+  std::int32_t device_index_;
+  Execution execution_;
+  std::optional<torch::stable::accelerator::DeviceGuard> guard_;  // where another device is the current one
+};
+
+template <class View>
+View view_of(const char* name, TensorRef tensor) {
+  const std::int64_t rank = rank_of(name, tensor);
+  View view;
+  if constexpr (std::is_same_v<View, TensorView>)
+    view.data = tensor.data();
+  else
+    view.data = tensor.mutable_data();
+  view.dtype = dtype_of(name, tensor);
+  view.rank = static_cast<int>(rank);
+  const std::int64_t* sizes = tensor.sizes();
+  const std::int64_t* strides = tensor.strides();
+  for (std::int64_t axis = 0; axis < rank; ++axis) {
+    view.shape.at(axis) = sizes[axis];
+    view.strides.at(axis) = strides[axis];
+  }
+  return view;
+}
+
+// Views of the tensors of one call, in the order of axes tfla takes: (B,T,H,D).
+class Views {
+ public:
+  Views(const Place& place, bool head_first) : place_(place), head_first_(head_first) {}
+
+  [[nodiscard]] TensorView input(const char* name, TensorRef tensor) const {
+    place_.check(name, tensor);
+    return ordered(view_of<TensorView>(name, tensor));
+  }
+  [[nodiscard]] MutableTensorView output(const char* name, TensorRef tensor) const {
+    return ordered(view_of<MutableTensorView>(name, tensor));
+  }
+  // States, cu_seqlens, slots: the same in both layouts.
+  [[nodiscard]] TensorView plain(const char* name, TensorRef tensor) const {
+    place_.check(name, tensor);
+    return view_of<TensorView>(name, tensor);
+  }
+  [[nodiscard]] TensorView plain(const char* name, const MaybeTensor& tensor) const {
+    return tensor ? plain(name, TensorRef(*tensor)) : TensorView();
+  }
+  [[nodiscard]] MutableTensorView in_place(const char* name, TensorRef tensor) const {
+    place_.check(name, tensor);
+    return view_of<MutableTensorView>(name, tensor);
+  }
+
+ private:
+  template <class View>
+  [[nodiscard]] View ordered(const View& view) const {
+    return head_first_ ? view.transposed(1, 2) : view;
+  }
+
+  const Place& place_;
+  bool head_first_;
+};
+
+}  // namespace tfla::binding
