@@ -23,4 +23,5 @@ export LD_LIBRARY_PATH=$PWD
 ./tfla check --device cuda
 RUN
 chmod +x "$bundle/run"
+cp tools/gpu_sanitize.sh "$bundle/sanitize"
 echo "written: $bundle ($(du -sh "$bundle" | cut -f1))"
