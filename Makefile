@@ -36,8 +36,12 @@ wheel:  ## build the Python wheel into dist
 gpu-test: gpu-bundle  ## build the CUDA backend and run its tests on this machine's GPU
 	build/gpu-bundle/run
 
-gpu-sanitize: gpu-bundle  ## look for wrong addresses and races in every CUDA kernel, by compute-sanitizer
-	build/gpu-bundle/sanitize
+gpu-sanitize:  ## look for wrong addresses and races in every CUDA kernel on this machine's GPU, by compute-sanitizer
+	@tools/install_deps.sh build
+	@cmake --preset cuda-sanitize >/dev/null
+	cmake --build --preset cuda-sanitize --parallel $(JOBS)
+	tools/gpu_bundle.sh sanitize
+	build/gpu-sanitize-bundle/run
 
 gpu-bundle:  ## build the CUDA backend and its tests into a folder that any machine with a GPU can run
 	@tools/install_deps.sh build

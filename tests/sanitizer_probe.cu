@@ -17,8 +17,8 @@ namespace {
 
 constexpr int lanes = 32, rounds = 4;
 
-// One warp writes, the other reads, in turns. On Hopper one lane of either arrives for the others, which it is in order
-// with by then. Without order it is a race.
+// One warp writes, the other reads, in turns. On Hopper each arrives for the other as warps of its kernels do. Without
+// order between its lanes it is a race.
 template <bool Ordered>
 __global__ void hand_over_kernel(float* sums) {
   namespace arch = cuda::arch;
@@ -33,8 +33,7 @@ __global__ void hand_over_kernel(float* sums) {
   __shared__ std::uint64_t barriers[2];
   const unsigned full = arch::shared_address(barriers), empty = full + 8;
   if (threadIdx.x == 0) {
-    arch::barrier_init(full, 1);
-    arch::barrier_init(empty, 1);
+    for (const unsigned barrier : {full, empty}) arch::barrier_init(barrier, Ordered ? arch::warp_arrivals : 1);
     arch::barriers_ready();
   }
   __syncthreads();
@@ -44,8 +43,13 @@ __global__ void hand_over_kernel(float* sums) {
       write();
     else
       sum += read();
-    if (Ordered) __syncwarp();
-    if (lane == 0) arch::arrive(writes ? full : empty);
+    const unsigned next = writes ? full : empty;
+    if (Ordered) {
+      __syncwarp();
+      arch::arrive_as_warp(next, lane == 0);
+    } else if (lane == 0) {
+      arch::arrive(next);
+    }
   }
 #else
   for (int round = 0; round < rounds; ++round) {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # compute-sanitizer on every CUDA kernel: its tools memcheck and racecheck on the tests EveryKernel, many processes at a
 # time. First both have to find what the tests SanitizerProbeCuda do wrong on purpose. Lies in the folder that
-# tools/gpu_bundle.sh makes, as `sanitize`.
+# `tools/gpu_bundle.sh sanitize` makes, as `run`.
 set -euo pipefail
 cd "$(dirname "$0")"
 export LD_LIBRARY_PATH=$PWD PATH=$PATH:/usr/local/cuda/bin OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive
@@ -44,7 +44,8 @@ for tool in memcheck racecheck; do
   clean=$(grep -l 'SUMMARY: 0 ' "$logs/$tool".* | wc -l)
   echo "$tool: $found reports, $passed tests passed, $skipped skipped, $((SECONDS - start)) s"
   if [[ -e $logs/failed ]] || ((found > 0 || clean < shards || passed == 0)); then
-    grep -hE -A 12 '^=========|FAILED' "$logs/$tool".* | grep -vE 'SUMMARY|COMPUTE-SANITIZER' | head -n 200 || true
+    ((passed > 0)) || echo "tfla: no test ran under $tool; is there a GPU?"
+    awk '/^=========/ && !/SUMMARY|COMPUTE-SANITIZER/ || /Failure|FAILED/' "$logs/$tool".* | awk 'NR <= 60'
     failed=1
   fi
   rm -f "$logs/failed"

@@ -13,6 +13,24 @@ __device__ __forceinline__ void barriers_ready() { asm volatile("fence.mbarrier_
 __device__ __forceinline__ void arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// A warp at a barrier: by one lane, which is in order with the others by then. racecheck of compute-sanitizer does not
+// see such an order; code that is compiled for it lets all lanes arrive (docs/cuda.md).
+#ifdef TFLA_RACECHECK
+inline constexpr unsigned warp_arrivals = 32;
+#else
+inline constexpr unsigned warp_arrivals = 1;
+#endif
+// leads: in one lane. Of lanes that accessed nothing, or after a __syncwarp.
+__device__ __forceinline__ void arrive_as_warp(unsigned barrier, bool leads) {
+  if (warp_arrivals > 1 || leads) arrive(barrier);
+}
+// A thread in the place of a warp.
+__device__ __forceinline__ void arrive_for_warp(unsigned barrier) {
+  if constexpr (warp_arrivals == 1)
+    arrive(barrier);
+  else
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(warp_arrivals) : "memory");
+}
 // Arrives, and makes the barrier wait for that many bytes of asynchronous copies too.
 __device__ __forceinline__ void arrive_expecting(unsigned barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");

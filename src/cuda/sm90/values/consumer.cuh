@@ -89,10 +89,8 @@ struct Consumer {
       const Item before[2] = {kq, dC};
       add_panel(scores, dV, kq, dC, true);
       arch::products_wait<2>();
-      if (my.leads) {
-        arch::arrive(before[0].empty);
-        arch::arrive(before[1].empty);
-      }
+      arch::arrive_as_warp(before[0].empty, my.leads);
+      arch::arrive_as_warp(before[1].empty, my.leads);
     }
     arch::products_wait<1>();
     arch::pin(scores);
@@ -125,13 +123,11 @@ struct Consumer {
     if (lifted) abar = {abar.x * lifts.x, abar.y * lifts.y};
     const bool last = Packed && arch::read_int2(memory + Plan::Gates::vectors).y >= last_tile;
     __syncwarp();
-    if (my.leads) arch::arrive(barriers().gates_empty());
+    arch::arrive_as_warp(barriers().gates_empty(), my.leads);
     arch::products_wait<0>();
     arch::pin(dV);
-    if (my.leads) {
-      arch::arrive(kq.empty);
-      arch::arrive(dC.empty);
-    }
+    arch::arrive_as_warp(kq.empty, my.leads);
+    arch::arrive_as_warp(dC.empty, my.leads);
     if constexpr (lifted) lower(dV, index, (work.depth - 1) / state_panels, work.depth);
     scale_rows(dV, abar);
     const Item first = take(), second = take();
@@ -149,9 +145,9 @@ struct Consumer {
       arch::named_wait(1, 2 * warpgroup);  // no warp reads the second half
     }
     arch::pin(dV);
-    if (my.leads_and_stays) {
-      arch::arrive(first.empty);
-      arch::arrive(second.empty);
+    if (my.stays) {
+      arch::arrive_as_warp(first.empty, my.leads);
+      arch::arrive_as_warp(second.empty, my.leads);
     }
     stage<T>(dV, (W == 0 ? first : second).at + my.half_row, half_bytes, barriers().staged(W, parity), my.leads,
              inverse_powers(lifts));
