@@ -108,7 +108,7 @@ void add_second_turns(std::vector<SmallCase>& all) {
 void add_portable(std::vector<SmallCase>& all) {
   for (const DType dtype : all_types) {
     const auto add = [&](const Case& c) { all.push_back({.c = c, .kernels = Kernels::portable}); };
-    Case shared = small_case(dtype, 200, 2, 64, 136);  // two heads with the queries and keys of one
+    Case shared = small_case(dtype, 100, 2, 64, 136);  // two heads with the queries and keys of one
     shared.shape.qk_heads = 1;
     shared.options = {.exact_normalizer_grad = true, .chunk_size = 64};
     shared.initial_state = shared.last_state_grad = true;

@@ -46,7 +46,7 @@ __global__ void hand_over_kernel(float* sums) {
     const unsigned next = writes ? full : empty;
     if (Ordered) {
       __syncwarp();
-      arch::arrive_as_warp(next, lane == 0);
+      if (arch::arrives(lane == 0)) arch::arrive(next);
     } else if (lane == 0) {
       arch::arrive(next);
     }

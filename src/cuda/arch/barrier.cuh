@@ -20,10 +20,8 @@ inline constexpr unsigned warp_arrivals = 32;
 #else
 inline constexpr unsigned warp_arrivals = 1;
 #endif
-// leads: in one lane. Of lanes that accessed nothing, or after a __syncwarp.
-__device__ __forceinline__ void arrive_as_warp(unsigned barrier, bool leads) {
-  if (warp_arrivals > 1 || leads) arrive(barrier);
-}
+// Whether this lane is one of those. leads: true in one lane.
+__device__ __forceinline__ constexpr bool arrives(bool leads) { return warp_arrivals > 1 || leads; }
 // A thread in the place of a warp.
 __device__ __forceinline__ void arrive_for_warp(unsigned barrier) {
   if constexpr (warp_arrivals == 1)
@@ -48,12 +46,17 @@ __device__ __forceinline__ void wait(unsigned barrier, unsigned parity) {
       : "memory");
 }
 
-// Barriers 1 to 15 among `threads` threads: wait for all, or only be counted.
+// Barriers 1 to 15 among `threads` threads: wait for all, or only be counted. racecheck loses track of those that are
+// only counted from the second round on: there they wait.
 __device__ __forceinline__ void named_wait(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 __device__ __forceinline__ void named_arrive(int barrier, int threads) {
+#ifdef TFLA_RACECHECK
+  named_wait(barrier, threads);
+#else
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+#endif
 }
 
 // Registers that this warpgroup gives back, or takes.

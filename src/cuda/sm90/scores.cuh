@@ -79,10 +79,10 @@ __device__ __forceinline__ float2 row_dots(const float (&sum)[R], unsigned row) 
 // Where a thread of consumer W works.
 template <int W>
 struct Lane {
-  int row;     // its first key, and query; the other is 8 below
-  int pair;    // its first column in every group of 8
-  bool leads;  // the warp
-  bool stays;  // but for the first warp of consumer 0, where the store warp stands in for it
+  int row;               // its first key, and query; the other is 8 below
+  int pair;              // its first column in every group of 8
+  bool leads;            // it arrives at barriers for its warp
+  bool leads_and_stays;  // the same, but where the store warp stands in for the first of consumer 0
   // Row that load_tiles and store_tiles take, in a half panel and in a panel, as swizzled: column group n lies at
   // address ^ (n << 5).
   unsigned half_row, panel_row;
@@ -93,7 +93,8 @@ struct Lane {
     row = static_cast<int>(W * half + warp * 16 + lane / 4);
     pair = static_cast<int>(lane % 4 * 2);
     leads = lane == 0;
-    stays = W != 0 || warp != 0;
+    if constexpr (arch::warp_arrivals > 1) leads = true;
+    leads_and_stays = leads && (W != 0 || warp != 0);
     half_row = (warp * 16 + lane % 16) * row_bytes + ((lane / 16 ^ lane % 8) << 4);
     panel_row = W * half_bytes + half_row;
   }
@@ -114,7 +115,7 @@ __device__ __forceinline__ void stage(const float (&sum)[R], unsigned row, unsig
   }
   arch::writes_before_copies();
   __syncwarp();
-  arch::arrive_as_warp(staged, leads);
+  if (leads) arch::arrive(staged);
 }
 
 // P = S . D, or dS = dP . D, with keys in rows and queries in columns; D holds scale / den. Above the diagonal D may be

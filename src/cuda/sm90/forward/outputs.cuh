@@ -107,10 +107,10 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
       arch::products_wait<0>();
       arch::pin(o);
       if (!Space::wide || lifted) __syncwarp();  // all lanes have read n, and the lifts
-      arch::arrive_as_warp(at(Space::c_empty), again(lane).lane == 0);
+      if (arch::arrives(again(lane).lane == 0)) arch::arrive(at(Space::c_empty));
 #pragma unroll
       for (int p = 1; p < parts; ++p)
-        arch::arrive_as_warp(at(Space::q_empty, ring.slot * parts + p), again(lane).lane == 0);
+        if (arch::arrives(again(lane).lane == 0)) arch::arrive(at(Space::q_empty, ring.slot * parts + p));
     };
     if constexpr (Space::wide) multiply_state();
 
@@ -123,7 +123,8 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
     arch::products_wait<!Space::wide ? 0 : Normalized ? 2 : 1>();
     arch::pin(s);
 #pragma unroll
-    for (int p = 0; p < parts; ++p) arch::arrive_as_warp(at(Space::k_empty, k.after(p).slot), again(lane).lane == 0);
+    for (int p = 0; p < parts; ++p)
+      if (arch::arrives(again(lane).lane == 0)) arch::arrive(at(Space::k_empty, k.after(p).slot));
     float sums[2] = {0, 0};
     gate_scores(s, u, gates, lane, sums);
     if constexpr (!Space::wide) {
@@ -201,7 +202,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
     arch::products_wait<0>();
     arch::pin(o);
     __syncwarp();  // all lanes have read the gates
-    arch::arrive_as_warp(at(Space::v_empty, ring.slot), again(lane).lane == 0);
+    if (arch::arrives(again(lane).lane == 0)) arch::arrive(at(Space::v_empty, ring.slot));
 
     arch::named_wait(warps_barrier(Warpgroup), warpgroup_threads);  // nobody reads Q any more
     const unsigned row = q_tile + again(lane).tile_row();

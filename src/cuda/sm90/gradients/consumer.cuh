@@ -127,7 +127,7 @@ struct Consumer {
         arch::pin(scores);
         arch::pin(dK);
       }
-      arch::arrive_as_warp(ring_empty(item_of_dC(t)), my.leads);
+      if (my.leads) arch::arrive(ring_empty(item_of_dC(t)));
       scale_rows(dV, weights);
       arch::pin(dV);
       arch::products_begin();
@@ -150,7 +150,7 @@ struct Consumer {
         arch::pin(dK);
       }
       arch::pin(dV);
-      if (my.stays) arch::arrive_as_warp(ring_empty(item_of_v(t)), my.leads);
+      if (my.leads_and_stays) arch::arrive(ring_empty(item_of_v(t)));
       stage<T>(dV, slot(item_of_v(t)) + my.panel_row, 0, barriers().staged(t), my.leads, lowers);
     }
   }
@@ -196,12 +196,14 @@ struct Consumer {
     scale_rows(dQ, lifted ? times(qbar(), lift) : qbar());
     const int2 vectors = arch::read_int2(memory + P::Gates::vectors);
     __syncwarp();
-    arch::arrive_as_warp(barriers().gates_empty(), my.leads);
+    if (my.leads) {
+      arch::arrive(barriers().gates_empty());
 #pragma unroll
-    for (int t = 0; t < Size::dhv; ++t) arch::arrive_as_warp(ring_empty(item_of_C(t)), my.leads);
+      for (int t = 0; t < Size::dhv; ++t) arch::arrive(ring_empty(item_of_C(t)));
+    }
 #pragma unroll
     for (int t = 0; t < Size::dhv; ++t)
-      if (t < P::dk_slot || my.stays) arch::arrive_as_warp(barriers().dh_empty(t), my.leads);
+      if (t < P::dk_slot ? my.leads : my.leads_and_stays) arch::arrive(barriers().dh_empty(t));
     share_gated(gated);
     arch::pin(dK);
     arch::products_begin();
@@ -228,13 +230,13 @@ struct Consumer {
     std::uint32_t q_rows[Size::dqk * 4][4];
     load_rows<Size::dqk * 32>(q_rows, q() + my.panel_row);
     __syncwarp();
-    arch::arrive_as_warp(barriers().q_empty(), my.leads);
+    if (my.leads) arch::arrive(barriers().q_empty());
     arch::products_wait<0>();
     arch::pin(dQ);
-    arch::arrive_as_warp(barriers().k_empty(), my.leads);
-    if (my.stays) {
-      arch::arrive_as_warp(ring_empty(item_of_ds(0)), my.leads);
-      arch::arrive_as_warp(ring_empty(item_of_ds(1)), my.leads);
+    if (my.leads) arch::arrive(barriers().k_empty());
+    if (my.leads_and_stays) {
+      arch::arrive(ring_empty(item_of_ds(0)));
+      arch::arrive(ring_empty(item_of_ds(1)));
     }
     begin_dk(P::ring_items);
     float2 qdq = row_dots<T>(dQ, q_rows);

@@ -193,7 +193,7 @@ struct Consumer : RingReader<W> {
     scale_rows(dK, row_weights<W>(memory + Plan::Gates::c, memory + Plan::Gates::outflow));
     scale_rows(dQ, row_weights<W>(memory + Plan::Gates::u, memory + Plan::Gates::inflow));
     __syncwarp();
-    arch::arrive_as_warp(barriers().gates_empty(), my.leads);
+    if (my.leads) arch::arrive(barriers().gates_empty());
     arch::wait(barriers().k_full(), parity);
     write_rows(work.outflow, vectors, my.row, row_dots<T>(dK, k() + my.panel_row));
     arch::wait(barriers().q_full(), parity);
@@ -235,7 +235,7 @@ struct Consumer : RingReader<W> {
     if (lifted) dots = times(dots, lower);
     write_rows(work.row_sums, vectors, my.row, dots);
     __syncwarp();
-    arch::arrive_as_warp(W == 0 ? barriers().k_empty() : barriers().q_empty(), my.leads);
+    if (my.leads) arch::arrive(W == 0 ? barriers().k_empty() : barriers().q_empty());
     // All products have read what results go into: consumer 0 too, whose keys have queries of consumer 1.
     if constexpr (W == 0)
       arch::named_wait(own_barrier, warpgroup);

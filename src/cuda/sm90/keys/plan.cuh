@@ -155,7 +155,7 @@ struct RingReader {
     return memory + Plan::ring + (first_slot() + slot) * slot_bytes;
   }
   __device__ __forceinline__ void give_back(Slot slot) const {
-    arch::arrive_as_warp(barriers().ring_empty(first_slot() + slot), threadIdx.x % 32 == 0);
+    if (arch::arrives(threadIdx.x % 32 == 0)) arch::arrive(barriers().ring_empty(first_slot() + slot));
   }
 
   // float16: C and dC come in tiles of state_panels panels whose lifts differ. What a sum over one of them is

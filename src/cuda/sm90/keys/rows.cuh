@@ -91,11 +91,13 @@ struct RowConsumer : RingReader<W> {
     arch::products_wait<0>();
     arch::pin(S);
     __syncwarp();
-    arch::arrive_as_warp(barriers().k_empty(), my.leads);
-    arch::arrive_as_warp(barriers().q_empty(), my.leads);
+    if (my.leads) {
+      arch::arrive(barriers().k_empty());
+      arch::arrive(barriers().q_empty());
+    }
     sum_keys(S, dP);
     __syncwarp();
-    arch::arrive_as_warp(barriers().gates_empty(), my.leads);
+    if (my.leads) arch::arrive(barriers().gates_empty());
     arch::named_wait(ds_is_written, 2 * warpgroup);
 #pragma unroll
     for (int warp = 0; warp < (W + 1) * warps_of_consumer; ++warp) {

@@ -63,7 +63,7 @@ struct Carrier : Block<T, Direction, Which, M, N, Packed> {
           }
           arch::writes_before_copies();
           __syncwarp();
-          arch::arrive_as_warp(space + Space::staged + 8 * (k % Space::buffers), at.lane == 0);
+          if (arch::arrives(at.lane == 0)) arch::arrive(space + Space::staged + 8 * (k % Space::buffers));
           if (column == 0) store_n(unit, it, at, n, lift);
           ++k;
         }
@@ -100,7 +100,7 @@ struct Carrier : Block<T, Direction, Which, M, N, Packed> {
         arch::products_wait<0>();
         tile.hold();
         __syncwarp();  // all lanes have read keys and gates
-        arch::arrive_as_warp(empty(ring.slot), at.lane == 0);
+        if (arch::arrives(at.lane == 0)) arch::arrive(empty(ring.slot));
       }
       if constexpr (lifted) tile.scale(inverse_power(lift));
       finish(it, column, at, tile, n, lift);

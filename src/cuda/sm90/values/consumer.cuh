@@ -89,8 +89,10 @@ struct Consumer {
       const Item before[2] = {kq, dC};
       add_panel(scores, dV, kq, dC, true);
       arch::products_wait<2>();
-      arch::arrive_as_warp(before[0].empty, my.leads);
-      arch::arrive_as_warp(before[1].empty, my.leads);
+      if (my.leads) {
+        arch::arrive(before[0].empty);
+        arch::arrive(before[1].empty);
+      }
     }
     arch::products_wait<1>();
     arch::pin(scores);
@@ -123,11 +125,13 @@ struct Consumer {
     if (lifted) abar = {abar.x * lifts.x, abar.y * lifts.y};
     const bool last = Packed && arch::read_int2(memory + Plan::Gates::vectors).y >= last_tile;
     __syncwarp();
-    arch::arrive_as_warp(barriers().gates_empty(), my.leads);
+    if (my.leads) arch::arrive(barriers().gates_empty());
     arch::products_wait<0>();
     arch::pin(dV);
-    arch::arrive_as_warp(kq.empty, my.leads);
-    arch::arrive_as_warp(dC.empty, my.leads);
+    if (my.leads) {
+      arch::arrive(kq.empty);
+      arch::arrive(dC.empty);
+    }
     if constexpr (lifted) lower(dV, index, (work.depth - 1) / state_panels, work.depth);
     scale_rows(dV, abar);
     const Item first = take(), second = take();
@@ -145,9 +149,9 @@ struct Consumer {
       arch::named_wait(1, 2 * warpgroup);  // no warp reads the second half
     }
     arch::pin(dV);
-    if (my.stays) {
-      arch::arrive_as_warp(first.empty, my.leads);
-      arch::arrive_as_warp(second.empty, my.leads);
+    if (my.leads_and_stays) {
+      arch::arrive(first.empty);
+      arch::arrive(second.empty);
     }
     stage<T>(dV, (W == 0 ? first : second).at + my.half_row, half_bytes, barriers().staged(W, parity), my.leads,
              inverse_powers(lifts));
