@@ -140,7 +140,7 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed, Direction> {
         if (!reverse && it.tile == 0 && is_kept(it, block)) keep_n(it, block, warpgroup);
         __syncwarp();
         if (lane == 0) keep_state(it, block);
-        if (arch::arrives(lane == 0)) arch::arrive(at(Space::c_empty));
+        if (arch::warp_arrivals > 1 && lane > 0) arch::arrive(at(Space::c_empty));
       }
       arch::named_wait(staged_barrier(warpgroup), warpgroup_threads + 32);
       if (!Base::lean && Normalized && it.tile == 0)
@@ -171,6 +171,7 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed, Direction> {
       arch::commit_stores();
       arch::wait_stores_read<0>();
     }
+    arch::arrive(at(Space::c_empty));
   }
 
   // n is in shared memory, in three terms (publish_n).
