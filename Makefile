@@ -7,10 +7,10 @@ TFLA := build/release/tfla
 CUDA := $(if $(shell command -v nvcc),cuda)
 
 .DEFAULT_GOAL := help
-.PHONY: help run lm test wheel gpu-test gpu-bundle bench bench-python paper format lint install clean deps release
+.PHONY: help run lm test wheel gpu-test gpu-sanitize gpu-bundle bench bench-python paper format lint install clean deps release
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: release  ## build, compare every variant with float64, time them
 	$(TFLA) check
@@ -35,6 +35,13 @@ wheel:  ## build the Python wheel into dist
 
 gpu-test: gpu-bundle  ## build the CUDA backend and run its tests on this machine's GPU
 	build/gpu-bundle/run
+
+gpu-sanitize:  ## look for wrong addresses and races in every CUDA kernel on this machine's GPU, by compute-sanitizer
+	@tools/install_deps.sh build
+	@cmake --preset cuda-sanitize >/dev/null
+	cmake --build --preset cuda-sanitize --parallel $(JOBS)
+	tools/gpu_bundle.sh sanitize
+	build/gpu-sanitize-bundle/run
 
 gpu-bundle:  ## build the CUDA backend and its tests into a folder that any machine with a GPU can run
 	@tools/install_deps.sh build

@@ -1,19 +1,29 @@
 #!/usr/bin/env bash
 # Gathers what the GPU tests need into build/gpu-bundle, so that a machine with a GPU and nothing else can run them:
 #   tools/gpu_bundle.sh && scp -r build/gpu-bundle host: && ssh host gpu-bundle/run
-# needs the build of the preset cuda.
+# needs the build of the preset cuda. With the word sanitize it is build/gpu-sanitize-bundle, of the preset
+# cuda-sanitize: what compute-sanitizer needs there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-bundle=build/gpu-bundle
+if [[ ${1:-} == sanitize ]]; then
+  bundle=build/gpu-sanitize-bundle
+  programs=(build/cuda-sanitize/tests/tfla_tests)
+else
+  bundle=build/gpu-bundle
+  programs=(build/cuda/tfla build/cuda/tests/tfla_tests)
+fi
 rm -rf "$bundle"
 mkdir -p "$bundle"
-for program in build/cuda/tfla build/cuda/tests/tfla_tests; do
+for program in "${programs[@]}"; do
   strip -o "$bundle/$(basename "$program")" "$program"
   # Everything but the C library itself, which every Linux has.
   ldd "$program" | awk '/=> \// {print $3}' | grep -vE '/(libc|libm|ld-linux[^/]*)\.so' | xargs -I{} cp -u {} "$bundle"
 done
-cat >"$bundle/run" <<'RUN'
+if [[ ${1:-} == sanitize ]]; then
+  cp tools/gpu_sanitize.sh "$bundle/run"
+else
+  cat >"$bundle/run" <<'RUN'
 #!/usr/bin/env bash
 # All tests that need a GPU, and every variant against float64 there.
 set -euo pipefail
@@ -22,5 +32,6 @@ export LD_LIBRARY_PATH=$PWD
 ./tfla_tests --gtest_filter='*Cuda*' --gtest_brief=1
 ./tfla check --device cuda
 RUN
+fi
 chmod +x "$bundle/run"
 echo "written: $bundle ($(du -sh "$bundle" | cut -f1))"

@@ -13,6 +13,22 @@ __device__ __forceinline__ void barriers_ready() { asm volatile("fence.mbarrier_
 __device__ __forceinline__ void arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// A warp at a barrier: by one lane, which is in order with the others by then. racecheck of compute-sanitizer does not
+// see such an order; code that is compiled for it lets all lanes arrive (docs/cuda.md).
+#ifdef TFLA_RACECHECK
+inline constexpr unsigned warp_arrivals = 32;
+#else
+inline constexpr unsigned warp_arrivals = 1;
+#endif
+// Whether this lane is one of those. leads: true in one lane.
+__device__ __forceinline__ constexpr bool arrives(bool leads) { return warp_arrivals > 1 || leads; }
+// A thread in the place of a warp.
+__device__ __forceinline__ void arrive_for_warp(unsigned barrier) {
+  if constexpr (warp_arrivals == 1)
+    arrive(barrier);
+  else
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(warp_arrivals) : "memory");
+}
 // Arrives, and makes the barrier wait for that many bytes of asynchronous copies too.
 __device__ __forceinline__ void arrive_expecting(unsigned barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
@@ -30,12 +46,17 @@ __device__ __forceinline__ void wait(unsigned barrier, unsigned parity) {
       : "memory");
 }
 
-// Barriers 1 to 15 among `threads` threads: wait for all, or only be counted.
+// Barriers 1 to 15 among `threads` threads: wait for all, or only be counted. racecheck loses track of those that are
+// only counted from the second round on: there they wait.
 __device__ __forceinline__ void named_wait(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 __device__ __forceinline__ void named_arrive(int barrier, int threads) {
+#ifdef TFLA_RACECHECK
+  named_wait(barrier, threads);
+#else
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+#endif
 }
 
 // Registers that this warpgroup gives back, or takes.

@@ -81,7 +81,7 @@ template <int W>
 struct Lane {
   int row;               // its first key, and query; the other is 8 below
   int pair;              // its first column in every group of 8
-  bool leads;            // the warp
+  bool leads;            // it arrives at barriers for its warp
   bool leads_and_stays;  // the same, but where the store warp stands in for the first of consumer 0
   // Row that load_tiles and store_tiles take, in a half panel and in a panel, as swizzled: column group n lies at
   // address ^ (n << 5).
@@ -93,6 +93,7 @@ struct Lane {
     row = static_cast<int>(W * half + warp * 16 + lane / 4);
     pair = static_cast<int>(lane % 4 * 2);
     leads = lane == 0;
+    if constexpr (arch::warp_arrivals > 1) leads = true;
     leads_and_stays = leads && (W != 0 || warp != 0);
     half_row = (warp * 16 + lane % 16) * row_bytes + ((lane / 16 ^ lane % 8) << 4);
     panel_row = W * half_bytes + half_row;

@@ -60,7 +60,7 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction> {
                                                         inverse_power(lift) * inverse_power(lifts.y)});
         arch::writes_before_copies();
         __syncwarp();
-        if (here(lane).lane == 0) arch::arrive(at(Space::c_full, reader));
+        if (arch::arrives(here(lane).lane == 0)) arch::arrive(at(Space::c_full, reader));
         if (Space::wide && Keep && is_kept(it, block))
           keep<Which>(first_kept + (block >> shape.kept_shift) * call.heads, it.tile, here(lane), n);
         arch::wait(at(Space::k_full, k.slot), k.phase);
@@ -88,10 +88,11 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction> {
               return w;
             },
             n);
-        if (here(lane).lane == 0) arch::arrive(at(Space::k_empty, k.slot));
+        __syncwarp();  // all lanes have read K and the gates
+        if (arch::arrives(here(lane).lane == 0)) arch::arrive(at(Space::k_empty, k.slot));
         arch::products_wait<0>();
         tile.hold();
-        if (here(lane).lane == 0) arch::arrive(at(Space::v_empty, ring.slot));
+        if (arch::arrives(here(lane).lane == 0)) arch::arrive(at(Space::v_empty, ring.slot));
       }
       if constexpr (lifted) {
         tile.scale(inverse_power(lift));

@@ -29,13 +29,14 @@ __global__ void __launch_bounds__(threads, 1)
     };
     make(Space::q_full, Space::slots * Space::parts, 1);
     for (int s = 0; s < Space::slots; ++s)  // H leaves through the first part; the warps of outputs free the other one
-      for (int p = 0; p < Space::parts; ++p) make(Space::q_empty + 8 * (s * Space::parts + p), 1, p == 0 ? 1 : 4);
+      for (int p = 0; p < Space::parts; ++p)
+        make(Space::q_empty + 8 * (s * Space::parts + p), 1, (p == 0 ? 1 : 4) * arch::warp_arrivals);
     make(Space::k_full, Space::k_slots, 1);
-    make(Space::k_empty, Space::k_slots, 8);  // four warps of outputs, four of a state
+    make(Space::k_empty, Space::k_slots, 8 * arch::warp_arrivals);  // four warps of outputs, four of a state
     make(Space::v_full, Space::slots, 1 + 32);
-    make(Space::v_empty, Space::slots, 4 + 4 * Space::carriers);
-    make(Space::c_full, Space::outputs, 4 * Space::carriers);
-    make(Space::c_empty, 1, Keep && !Space::wide ? 5 : 4);
+    make(Space::v_empty, Space::slots, (4 + 4 * Space::carriers) * arch::warp_arrivals);
+    make(Space::c_full, Space::outputs, 4 * Space::carriers * arch::warp_arrivals);
+    make(Space::c_empty, 1, (Keep && !Space::wide ? 5 : 4) * arch::warp_arrivals);
     arch::barriers_ready();
   }
   if (Space::n_rows && Normalized) {  // rows that n does not take stay zero

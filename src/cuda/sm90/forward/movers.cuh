@@ -140,6 +140,7 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed, Direction> {
         if (!reverse && it.tile == 0 && is_kept(it, block)) keep_n(it, block, warpgroup);
         __syncwarp();
         if (lane == 0) keep_state(it, block);
+        if (arch::warp_arrivals > 1 && lane > 0) arch::arrive(at(Space::c_empty));
       }
       arch::named_wait(staged_barrier(warpgroup), warpgroup_threads + 32);
       if (!Base::lean && Normalized && it.tile == 0)
@@ -154,7 +155,7 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed, Direction> {
       if (Base::lean && Normalized && it.tile == 0) store_rows(it, block, at(Space::rows, ring.slot, Space::row_bytes));
       if (lane == 0) arch::wait_stores_read<0>();
       __syncwarp();
-      if (lane == 0) arch::arrive(at(Space::q_empty, ring.slot * Space::parts));
+      if (arch::arrives(lane == 0)) arch::arrive(at(Space::q_empty, ring.slot * Space::parts));
       ring.advance(Space::outputs);
     });
     if (lane == 0) arch::wait_stores<0>();

@@ -106,10 +106,11 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
     const auto state_multiplied = [&] {
       arch::products_wait<0>();
       arch::pin(o);
-      if (again(lane).lane == 0) arch::arrive(at(Space::c_empty));
+      if (!Space::wide || lifted) __syncwarp();  // all lanes have read n, and the lifts
+      if (arch::arrives(again(lane).lane == 0)) arch::arrive(at(Space::c_empty));
 #pragma unroll
       for (int p = 1; p < parts; ++p)
-        if (again(lane).lane == 0) arch::arrive(at(Space::q_empty, ring.slot * parts + p));
+        if (arch::arrives(again(lane).lane == 0)) arch::arrive(at(Space::q_empty, ring.slot * parts + p));
     };
     if constexpr (Space::wide) multiply_state();
 
@@ -123,7 +124,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
     arch::pin(s);
 #pragma unroll
     for (int p = 0; p < parts; ++p)
-      if (again(lane).lane == 0) arch::arrive(at(Space::k_empty, k.after(p).slot));
+      if (arch::arrives(again(lane).lane == 0)) arch::arrive(at(Space::k_empty, k.after(p).slot));
     float sums[2] = {0, 0};
     gate_scores(s, u, gates, lane, sums);
     if constexpr (!Space::wide) {
@@ -200,7 +201,8 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
     }
     arch::products_wait<0>();
     arch::pin(o);
-    if (again(lane).lane == 0) arch::arrive(at(Space::v_empty, ring.slot));
+    __syncwarp();  // all lanes have read the gates
+    if (arch::arrives(again(lane).lane == 0)) arch::arrive(at(Space::v_empty, ring.slot));
 
     arch::named_wait(warps_barrier(Warpgroup), warpgroup_threads);  // nobody reads Q any more
     const unsigned row = q_tile + again(lane).tile_row();

@@ -90,18 +90,19 @@ struct Barriers {
   // By one thread. Every consumer warp empties a slot; where a result leaves through it, the store warp does so in
   // place of the first of them, when the result is read.
   __device__ void init() const {
+    constexpr unsigned arrivals = consumer_warps * arch::warp_arrivals;
     arch::barrier_init(gates_full(), 32);
     for (const unsigned full : {q_full(), k_full()}) arch::barrier_init(full, 1);
-    for (const unsigned empty : {q_empty(), k_empty(), gates_empty()}) arch::barrier_init(empty, consumer_warps);
+    for (const unsigned empty : {q_empty(), k_empty(), gates_empty()}) arch::barrier_init(empty, arrivals);
     for (int t = 0; t < dh_slots; ++t) {
       arch::barrier_init(dh_full(t), 1);
-      arch::barrier_init(dh_empty(t), consumer_warps);
+      arch::barrier_init(dh_empty(t), arrivals);
     }
     for (int s = 0; s < ring_slots; ++s) {
       arch::barrier_init(ring_full(s), 1);
-      arch::barrier_init(ring_empty(s), consumer_warps);
+      arch::barrier_init(ring_empty(s), arrivals);
     }
-    for (int job = 0; job < jobs; ++job) arch::barrier_init(staged(job), consumer_warps);
+    for (int job = 0; job < jobs; ++job) arch::barrier_init(staged(job), arrivals);
     arch::barriers_ready();
   }
 };

@@ -114,7 +114,7 @@ __device__ __forceinline__ void store_results(const MapsOf<Packed>& maps, const 
       arch::wait(barriers.staged(t), parity);
       arch::store_box(slot(), &maps.dv, t * panel, tile.token, tile.head, tile.batch);
       read();
-      arch::arrive(barriers.ring_empty(ring.slot));
+      arch::arrive_for_warp(barriers.ring_empty(ring.slot));
       ring.advance();
     }
     ring.advance(Size::dhv);  // C
@@ -125,7 +125,7 @@ __device__ __forceinline__ void store_results(const MapsOf<Packed>& maps, const 
                       tile.batch);
     read();
 #pragma unroll 1
-    for (int p = 0; p < Size::dqk; ++p) arch::arrive(barriers.dh_empty(P::dk_slot + p));
+    for (int p = 0; p < Size::dqk; ++p) arch::arrive_for_warp(barriers.dh_empty(P::dk_slot + p));
     arch::wait(barriers.staged(B::dq_job), parity);
 #pragma unroll 1
     for (int w = 0; w < 2; ++w) {
@@ -133,7 +133,7 @@ __device__ __forceinline__ void store_results(const MapsOf<Packed>& maps, const 
       for (int p = 0; p < Size::dqk; ++p)
         arch::store_box(slot() + p * half_bytes, &maps.dq, p * panel, tile.token + w * half, tile.head, tile.batch);
       read();
-      arch::arrive(barriers.ring_empty(ring.slot));
+      arch::arrive_for_warp(barriers.ring_empty(ring.slot));
       ring.advance();
     }
   }

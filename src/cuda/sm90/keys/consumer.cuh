@@ -89,6 +89,7 @@ struct Consumer : RingReader<W, Packed> {
       add(x.w, y.w, parts[2], parts[3]);
     }
     trace += (parts[0] + parts[1]) + (parts[2] + parts[3]);
+    __syncwarp();  // all lanes have read what one of them gives back
   }
   __device__ __forceinline__ static float2 widen(std::uint32_t pair) {
     if constexpr (lifted)

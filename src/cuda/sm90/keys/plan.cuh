@@ -120,13 +120,14 @@ struct Barriers {
     arch::barrier_init(gates_full(), 32);
     for (const unsigned full : {q_full(), k_full()}) arch::barrier_init(full, 1);
     for (const unsigned empty : {q_empty(), k_empty()})
-      arch::barrier_init(empty, Rows ? consumer_warps : warps_of_consumer + 1);
-    arch::barrier_init(gates_empty(), consumer_warps);
+      arch::barrier_init(empty, (Rows ? consumer_warps : warps_of_consumer + 1) * arch::warp_arrivals);
+    arch::barrier_init(gates_empty(), consumer_warps * arch::warp_arrivals);
     arch::barrier_init(ds_empty(), 1);
-    for (const unsigned staged : {dk_staged(), dq_staged()}) arch::barrier_init(staged, consumer_warps);
+    for (const unsigned staged : {dk_staged(), dq_staged()})
+      arch::barrier_init(staged, consumer_warps * arch::warp_arrivals);
     for (int slot = 0; slot < ring_slots; ++slot) {
       arch::barrier_init(ring_full(slot), 1);
-      arch::barrier_init(ring_empty(slot), consumer_warps);
+      arch::barrier_init(ring_empty(slot), consumer_warps * arch::warp_arrivals);
     }
     arch::barriers_ready();
   }
@@ -154,7 +155,7 @@ struct RingReader {
     return memory + Plan::ring + (first_slot() + slot) * slot_bytes;
   }
   __device__ __forceinline__ void give_back(Slot slot) const {
-    if (threadIdx.x % 32 == 0) arch::arrive(barriers().ring_empty(first_slot() + slot));
+    if (arch::arrives(threadIdx.x % 32 == 0)) arch::arrive(barriers().ring_empty(first_slot() + slot));
   }
 
   // float16: C and dC come in tiles of state_panels panels whose lifts differ. What a sum over one of them is

@@ -100,8 +100,8 @@ __device__ __forceinline__ void store_results(const MapsOf<Packed>& maps, const 
     for (int w = 0; w < 2; ++w) store(maps.dq, memory + Plan::ds + w * slot_bytes, half_bytes, tile.token + w * half);
     arch::commit_stores();
     arch::wait_stores_read<1>();
-    arch::arrive(barriers.q_empty());
-    arch::arrive(barriers.k_empty());
+    arch::arrive_for_warp(barriers.q_empty());
+    arch::arrive_for_warp(barriers.k_empty());
     arch::wait_stores_read<0>();
     arch::arrive(barriers.ds_empty());
   }

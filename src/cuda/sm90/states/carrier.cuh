@@ -63,7 +63,7 @@ struct Carrier : Block<T, Direction, Which, M, N, Packed> {
           }
           arch::writes_before_copies();
           __syncwarp();
-          if (at.lane == 0) arch::arrive(space + Space::staged + 8 * (k % Space::buffers));
+          if (arch::arrives(at.lane == 0)) arch::arrive(space + Space::staged + 8 * (k % Space::buffers));
           if (column == 0) store_n(unit, it, at, n, lift);
           ++k;
         }
@@ -99,7 +99,8 @@ struct Carrier : Block<T, Direction, Which, M, N, Packed> {
             n);
         arch::products_wait<0>();
         tile.hold();
-        if (at.lane == 0) arch::arrive(empty(ring.slot));
+        __syncwarp();  // all lanes have read keys and gates
+        if (arch::arrives(at.lane == 0)) arch::arrive(empty(ring.slot));
       }
       if constexpr (lifted) tile.scale(inverse_power(lift));
       finish(it, column, at, tile, n, lift);

@@ -24,11 +24,11 @@ __global__ void __launch_bounds__(threads, 1)
   if (threadIdx.x == 0) {
     for (int s = 0; s < Space::slots; ++s) {
       arch::barrier_init(space + Space::full + 8 * s, 1 + 32);
-      arch::barrier_init(space + Space::empty + 8 * s, 4 * warpgroups);
+      arch::barrier_init(space + Space::empty + 8 * s, 4 * warpgroups * arch::warp_arrivals);
     }
     arch::barrier_init(space + Space::drained, 1);
     for (int b = 0; b < Space::buffers; ++b) {
-      arch::barrier_init(space + Space::staged + 8 * b, 4 * warpgroups);
+      arch::barrier_init(space + Space::staged + 8 * b, 4 * warpgroups * arch::warp_arrivals);
       arch::barrier_init(space + Space::loaded + 8 * b, 1);
     }
     arch::barriers_ready();

@@ -78,12 +78,13 @@ struct Barriers {
   // By one thread. Every consumer warp empties a slot; where a result leaves through it, the store warp does so in
   // place of the first of them, when the result is read.
   __device__ void init() const {
+    constexpr unsigned arrivals = consumer_warps * arch::warp_arrivals;
     arch::barrier_init(gates_full(), 32);
-    arch::barrier_init(gates_empty(), consumer_warps);
-    for (int x = 0; x < 4; ++x) arch::barrier_init(staged(x % 2, x / 2), consumer_warps / 2);
+    arch::barrier_init(gates_empty(), arrivals);
+    for (int x = 0; x < 4; ++x) arch::barrier_init(staged(x % 2, x / 2), arrivals / 2);
     for (int s = 0; s < ring_slots; ++s) {
       arch::barrier_init(ring_full(s), 1);
-      arch::barrier_init(ring_empty(s), consumer_warps);
+      arch::barrier_init(ring_empty(s), arrivals);
     }
     arch::barriers_ready();
   }

@@ -68,7 +68,7 @@ __device__ __forceinline__ void store_results(const MapsOf<Packed>& maps, const 
                         tile.token + w * half, tile.head, tile.batch);
       arch::commit_stores();
       arch::wait_stores_read<0>();
-      arch::arrive(barriers.ring_empty(slot));
+      arch::arrive_for_warp(barriers.ring_empty(slot));
     }
   }
   arch::wait_stores<0>();
