@@ -1,4 +1,4 @@
-// Cases that launch every CUDA kernel between them, and are small: compute-sanitizer runs them (tools/gpu_bundle.sh),
+// Cases that launch every CUDA kernel between them, and are small: compute-sanitizer runs them (tools/gpu_sanitize.sh),
 // under which a kernel takes a hundred times as long.
 #include <gtest/gtest.h>
 
