@@ -12,12 +12,15 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction> {
   using Base::call;
   using Base::each_item;
   using Base::first;
+  using Base::is_fresh;
   using Base::is_kept;
+  using Base::is_last_wanted;
   using Base::kept_unit;
   using Base::lifted;
   using Base::maps;
   using Base::reverse;
   using Base::shape;
+  using Base::skips_fresh;
   using Base::space;
   using Base::step;
   using typename Base::Item;
@@ -33,7 +36,8 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction> {
     const Lane lane;
     Slots ring;
     KeySlots k(Which);
-    unsigned turn = 0;  // parity of the block: whose outputs it goes to, and the phase of the state's buffer
+    unsigned turn = 0;      // parity of the block: whose outputs it goes to
+    unsigned released = 0;  // parity of the states handed over: the phase of their buffer
     each_item([&](const Item& it) {
       Tile tile;
       float n[own][2];
@@ -43,28 +47,36 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction> {
 #pragma unroll 1
       for (int block = first(it); (reverse ? block >= it.low : block < it.high);
            block += step, k.advance(Space::parts), ring.advance(), turn ^= 1) {
-        const unsigned parity = Space::slots == 2 ? ring.slot : turn;
-        float2 lifts{1, 1};  // of the rounded C and n besides
-        if constexpr (lifted) lifts = lifts_of<Which>(tile, n, lift, parity, lane);
-        arch::wait(at(Space::c_empty), parity ^ 1);
-        if (Space::wide && Keep) {  // its last copy has been read by the store
-          if (here(lane).lane == 0) arch::wait_stores_read<0>();
+        if (!skips_fresh || !is_fresh(it, block)) {
+          const unsigned parity = skips_fresh ? released : Space::slots == 2 ? ring.slot : turn;
+          float2 lifts{1, 1};  // of the rounded C and n besides
+          if constexpr (lifted) lifts = lifts_of<Which>(tile, n, lift, parity, lane);
+          arch::wait(at(Space::c_empty), parity ^ 1);
+          if (Space::wide && Keep) {  // its last copy has been read by the store
+            if (here(lane).lane == 0) arch::wait_stores_read<0>();
+            __syncwarp();
+          }
+          tile.publish(at(Space::state) + Which * Space::part_bytes, lifted && Space::wide ? Lane::again() : here(lane),
+                       lifts.x, M * panel_bytes);
+          const int reader = Space::outputs == 2 ? static_cast<int>(turn) : 0;
+          if (Normalized || (Keep && !Space::wide && !reverse)) publish_n(reader, Which, lane, n, lifts.y);
+          if (lifted && Which == 0 && lane.warp == 0 && lane.lane == 0)
+            arch::write_float2(at(Space::lifts, reader), {inverse_power(lift) * inverse_power(lifts.x),
+                                                          inverse_power(lift) * inverse_power(lifts.y)});
+          arch::writes_before_copies();
           __syncwarp();
+          if (here(lane).lane == 0) arch::arrive(at(Space::c_full, reader));
+          if (Space::wide && Keep && is_kept(it, block))
+            keep<Which>(first_kept + (block >> shape.kept_shift) * call.heads, it.tile, here(lane), n);
+          released ^= 1;
         }
-        tile.publish(at(Space::state) + Which * Space::part_bytes, lifted && Space::wide ? Lane::again() : here(lane),
-                     lifts.x, M * panel_bytes);
-        const int reader = Space::outputs == 2 ? static_cast<int>(parity) : 0;
-        if (Normalized || (Keep && !Space::wide && !reverse)) publish_n(reader, Which, lane, n, lifts.y);
-        if (lifted && Which == 0 && lane.warp == 0 && lane.lane == 0)
-          arch::write_float2(at(Space::lifts, reader), {inverse_power(lift) * inverse_power(lifts.x),
-                                                        inverse_power(lift) * inverse_power(lifts.y)});
-        arch::writes_before_copies();
-        __syncwarp();
-        if (here(lane).lane == 0) arch::arrive(at(Space::c_full, reader));
-        if (Space::wide && Keep && is_kept(it, block))
-          keep<Which>(first_kept + (block >> shape.kept_shift) * call.heads, it.tile, here(lane), n);
         arch::wait(at(Space::k_full, k.slot), k.phase);
         arch::wait(at(Space::v_full, ring.slot), ring.phase);
+        if (!is_last_wanted(it, block)) {  // both are filled again only when all their readers have said so
+          if (here(lane).lane == 0) arch::arrive(at(Space::k_empty, k.slot));
+          if (here(lane).lane == 0) arch::arrive(at(Space::v_empty, ring.slot));
+          continue;
+        }
         const unsigned gates = at(Space::gates, ring.slot, Space::gate_bytes);
         float decay = arch::read_float(gates + Space::decay);
         const auto weight = [&](int t) { return arch::read_float2(gates + Space::abar + 4 * t); };
@@ -145,10 +157,10 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction> {
   // 2 i, 2 i + 1, 2 i + 8, 2 i + 9 of every 16; where the state is wide, along rows of 64, swizzled.
   __device__ __forceinline__ void publish_n(int reader, int which, const Lane& lane, const float (&n)[own][2],
                                             float lift) const {
-    const Lane now = Base::lean ? Lane::again() : lane;  // no register is left for the address
+    const Lane now = Base::lean || Keep ? Lane::again() : lane;  // no register is left for the address
     const int part = now.pair / 2, k = now.lane / 4, warp = now.warp;
     unsigned to = at(Space::n, reader, Space::n_bytes);
-    if (Base::lean) arch::forget(to);
+    if (Base::lean || Keep) arch::forget(to);
     to = to + part * Space::n_part + which * (Space::n_panel * own);
     to = Space::n_rows ? to + (2 * warp ^ part) * 16 + k * 2 : to + warp * 32 + k / 2 * 8 + k % 2 * 2;
 #pragma unroll
