@@ -85,12 +85,6 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction> {
           lift = lift_of_weights(lane.pair, weight);
           decay *= lift * inverse_power(before);
         }
-        tile.scale(decay);
-#pragma unroll
-        for (int m = 0; m < own; ++m) {
-          n[m][0] *= decay;
-          n[m][1] *= decay;
-        }
         tile.add(
             at(Space::k, k.slot, Space::part_bytes) + here(lane).transposed_row(),
             at(Space::v, ring.slot, Space::v_bytes), lane,
@@ -99,7 +93,15 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction> {
               if (lifted) w = {w.x * lift, w.y * lift};
               return w;
             },
-            n);
+            n,
+            [&] {
+              tile.scale(decay);
+#pragma unroll
+              for (int m = 0; m < own; ++m) {
+                n[m][0] *= decay;
+                n[m][1] *= decay;
+              }
+            });
         if (here(lane).lane == 0) arch::arrive(at(Space::k_empty, k.slot));
         arch::products_wait<0>();
         tile.hold();
@@ -113,7 +115,7 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction> {
           n[m][1] *= inverse_power(lift);
         }
       }
-      finish<Which>(Base::lean ? again(it) : it, lane, tile, n);
+      finish<Which>(Base::lean || Base::ahead ? again(it) : it, lane, tile, n);
     });
     if (Space::wide && Keep && lane.lane == 0) arch::wait_stores<0>();
   }
@@ -153,41 +155,35 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction> {
     }
   }
 
-  // One of three 16-bit numbers that add up to it per lane. In the order in which the lanes of a product read it: rows
-  // 2 i, 2 i + 1, 2 i + 8, 2 i + 9 of every 16; where the state is wide, along rows of 64, swizzled.
+  // Three 16-bit numbers that add up to it. The lanes of a quad, which have parts of the sums of rows, exchange them
+  // until each has one row; where there are more rows or fewer, in turn or two lanes the same. In the order in which
+  // the lanes of a product read it: rows 2 i, 2 i + 1, 2 i + 8, 2 i + 9 of every 16; or along rows of 64, swizzled.
   __device__ __forceinline__ void publish_n(int reader, int which, const Lane& lane, const float (&n)[own][2],
                                             float lift) const {
     const Lane now = Base::lean || Keep ? Lane::again() : lane;  // no register is left for the address
-    const int part = now.pair / 2, k = now.lane / 4, warp = now.warp;
+    const bool odd = (now.lane & 1) != 0, late = (now.lane & 2) != 0;
+    const int h = odd ? 1 : 0, k = now.lane / 4, warp = now.warp;
     unsigned to = at(Space::n, reader, Space::n_bytes);
     if (Base::lean || Keep) arch::forget(to);
-    to = to + part * Space::n_part + which * (Space::n_panel * own);
-    to = Space::n_rows ? to + (2 * warp ^ part) * 16 + k * 2 : to + warp * 32 + k / 2 * 8 + k % 2 * 2;
+    to = to + which * (Space::n_panel * own) + (own > 1 && late ? Space::n_panel : 0);
+    to = Space::n_rows ? to + (2 * warp + h) * 16 + k * 2 : to + warp * 32 + k / 2 * 8 + k % 2 * 2 + h * 4;
+    const auto swap = [](float x, int with) { return __shfl_xor_sync(0xFFFFFFFFU, x, with); };
 #pragma unroll
-    for (int m = 0; m < own; ++m) {
-      const auto place = [&](int h) {
-        return Space::n_rows ? (to ^ h * 16) + m * Space::n_panel : to + m * Space::n_panel + h * 4;
-      };
-      if constexpr (Space::lean && !lifted) {
-        float2 rest{over_row(n[m][0]), over_row(n[m][1])};
+    for (int m = 0; m < own; m += 2) {
+      float both[2];
 #pragma unroll
-        for (int before = 0; before < 2; ++before) {
-          const float2 rounded = arch::widen_pair(arch::round_pair(rest));
-          if (part > before) rest = {rest.x - rounded.x, rest.y - rounded.y};
-        }
-        const uint32_t pair = arch::round_pair(rest);
-        if (part == 3) continue;
-        arch::write_half_word(place(0), static_cast<unsigned short>(pair));
-        arch::write_half_word(place(1), static_cast<unsigned short>(pair >> 16));
-      } else {
+      for (int r = 0; r < 2; ++r)
+        both[r] = own > 1 ? (late ? n[own > 1 ? m + 1 : m][r] : n[m][r]) +
+                                swap(late ? n[m][r] : n[own > 1 ? m + 1 : m][r], 2)
+                          : n[m][r];
+      float rest = (odd ? both[1] : both[0]) + swap(odd ? both[0] : both[1], 1);
+      if (own == 1) rest += swap(rest, 2);
+      if (lifted) rest *= lift;
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          float rest = over_row(n[m][h]);
-          if (lifted) rest *= lift;
-          if (part > 0) rest -= from_bits<T>(to_bits<T>(rest));
-          if (part > 1) rest -= from_bits<T>(to_bits<T>(rest));
-          if (part < 3) arch::write_half_word(place(h), to_bits<T>(rest));
-        }
+      for (int part = 0; part < 3; ++part) {
+        const unsigned short bits = to_bits<T>(rest);
+        arch::write_half_word((Space::n_rows ? to ^ part * 16 : to) + m * Space::n_panel + part * Space::n_part, bits);
+        rest -= from_bits<T>(bits);
       }
     }
   }

@@ -27,24 +27,22 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
   using typename Base::Slots;
   using typename Base::Space;
 
-  // Compiled for each warpgroup: slots and descriptors are then known to be the same in all lanes.
-  template <int Warpgroup>
-  __device__ void make() const {
+  __device__ void make(int warpgroup) const {
     const Lane lane;
     if constexpr (Space::wide) {
       unsigned blocks = 0;
-      each_block(Warpgroup, [&](const Item& it, int block) {
-        output_block<Warpgroup>(lane, Slots::after_steps(blocks), KeySlots::after_steps(Space::parts * blocks),
+      each_block(warpgroup, [&](const Item& it, int block) {
+        output_block(warpgroup, lane, Slots::after_steps(blocks), KeySlots::after_steps(Space::parts * blocks),
                                 blocks & 1, is_fresh(it, block));
         ++blocks;
       });
     } else {
-      Slots ring(Warpgroup);
-      KeySlots k(Warpgroup * Space::parts);
+      Slots ring(warpgroup);
+      KeySlots k(warpgroup * Space::parts);
       unsigned c_phase = 0;
-      each_block(Warpgroup, [&](const Item& it, int block) {
+      each_block(warpgroup, [&](const Item& it, int block) {
         const bool fresh = is_fresh(it, block);
-        output_block<Warpgroup>(lane, ring, k, c_phase, fresh);
+        output_block(warpgroup, lane, ring, k, c_phase, fresh);
         ring.advance(Space::outputs);
         k.advance(Space::outputs * Space::parts);
         c_phase ^= skips_fresh && fresh ? 0 : 1;
@@ -56,8 +54,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
   // Where registers are short, worked out where it is asked for.
   __device__ __forceinline__ static Lane again(const Lane& lane) { return Space::wide ? Lane::again() : lane; }
 
-  template <int Warpgroup>
-  __device__ __forceinline__ void output_block(const Lane& lane, const Slots& ring, const KeySlots& k,
+  __device__ __forceinline__ void output_block(int warpgroup, const Lane& lane, const Slots& ring, const KeySlots& k,
                                                unsigned c_phase, bool fresh) const {
     constexpr int parts = Space::parts;
     const unsigned q_tile = at(Space::q, ring.slot, Space::q_bytes);
@@ -88,12 +85,12 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
     constexpr bool n_product = Normalized && Space::n_rows;
     float qn[2] = {0, 0}, qn_columns[4];
     const auto multiply_state = [&] {
-      arch::wait(at(Space::c_full, Warpgroup), c_phase);
+      arch::wait(at(Space::c_full, warpgroup), c_phase);
       constexpr int panel_step = panel_bytes / 16, depth_step = 32 / 16, state_step = 16 * 128 / 16;
       const std::uint64_t state = arch::tile_descriptor(at(Space::state), M * panel_bytes);
       arch::products_begin();
       if constexpr (n_product) {
-        const std::uint64_t n = arch::tile_descriptor(at(Space::n, Warpgroup, Space::n_bytes));
+        const std::uint64_t n = arch::tile_descriptor(at(Space::n, warpgroup, Space::n_bytes));
 #pragma unroll
         for (int d = 0; d < 4 * M; ++d)
           arch::multiply<T, depth, depth>(qn_columns, q_rows + d / 4 * panel_step + d % 4 * depth_step,
@@ -141,9 +138,9 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
       arch::pin(o);
     };
     if (!Space::wide && fresh) {
-      make_rows<Warpgroup, true>(rows, s, sums, qn, gates, again(lane), ring.slot);
+      make_rows<true>(warpgroup, rows, s, sums, qn, gates, again(lane), ring.slot);
       if constexpr (!skips_fresh) {
-        arch::wait(at(Space::c_full, Warpgroup), c_phase);
+        arch::wait(at(Space::c_full, warpgroup), c_phase);
         if (lane.lane == 0) arch::arrive(at(Space::c_empty));
       }
       multiply_values(false);
@@ -155,9 +152,9 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
         qn[0] = qn_columns[0] + qn_columns[1];  // the other lanes of the row have the third column, and zeros
         qn[1] = qn_columns[2] + qn_columns[3];
       } else if constexpr (Normalized) {
-        dots_with_n(q_tile, at(Space::n, Warpgroup, Space::n_bytes), lane, qn);
+        dots_with_n(q_tile, at(Space::n, warpgroup, Space::n_bytes), lane, qn);
       }
-      make_rows<Warpgroup, false>(rows, s, sums, qn, gates, again(lane), ring.slot);
+      make_rows<false>(warpgroup, rows, s, sums, qn, gates, again(lane), ring.slot);
       arch::products_wait<0>();
       arch::pin(o);
       if (again(lane).lane == 0) arch::arrive(at(Space::c_empty));
@@ -171,7 +168,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
     }
     if (again(lane).lane == 0) arch::arrive(at(Space::v_empty, ring.slot));
 
-    arch::named_wait(warps_barrier(Warpgroup), warpgroup_threads);  // nobody reads Q any more
+    arch::named_wait(warps_barrier(warpgroup), warpgroup_threads);  // nobody reads Q any more
     const unsigned row = q_tile + again(lane).tile_row();
 #pragma unroll
     for (int n = 0; n < N / 16; ++n) {
@@ -183,7 +180,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
       arch::store_tiles((row + n / 4 * panel_bytes) ^ (n % 4 * 32), pack(0), pack(2), pack(4), pack(6));
     }
     arch::writes_before_copies();
-    arch::named_arrive(staged_barrier(Warpgroup), warpgroup_threads + 32);
+    arch::named_arrive(staged_barrier(warpgroup), warpgroup_threads + 32);
   }
 
   // P, rounded, and what rows are multiplied by: scale / den, in the part of the state times qbar. In float16 P is
@@ -194,12 +191,12 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
     float factor[2], weight[2], lift[2];
     uint32_t high[4][4], low[4];
   };
-  template <int Warpgroup, bool Fresh>
-  __device__ __forceinline__ void make_rows(Rows& rows, const float (&s)[32], const float (&sums)[2],
+  template <bool Fresh>
+  __device__ __forceinline__ void make_rows(int warpgroup, Rows& rows, const float (&s)[32], const float (&sums)[2],
                                             const float (&qn)[2], unsigned gates, const Lane& here, int slot) const {
     float2 lowers{1, 1};  // of Q C and q.n (float16)
     if constexpr (lifted) {
-      if (!Fresh) lowers = arch::read_float2(at(Space::lifts, Warpgroup));
+      if (!Fresh) lowers = arch::read_float2(at(Space::lifts, warpgroup));
       lifts_of_rows(s, rows.lift);
     }
     const float scale = Base::lean ? shape.scale : static_cast<float>(call.scale);

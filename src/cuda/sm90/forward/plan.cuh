@@ -151,11 +151,12 @@ struct Block {
   // In pairs where n or a second term of keys comes with them; with 64 rows it spills.
   static constexpr bool pairs = !lifted && (Space::wide ? Normalized || Keep : Keep && M == 2);
   static constexpr auto terms = !Keep ? Terms::one : pairs ? Terms::two : Terms::two_in_turn;
+  static constexpr bool ahead = M <= 2 && N == 128 && !lifted && !Keep;
   // Kept states have room for both terms of keys in two sets of registers.
   using Tile =
       std::conditional_t<pairs || Space::wide,
-                         StateTile<T, Space::part_panels, N, terms, 1, Keep || lifted ? 2 : 3, pairs, !reverse>,
-                         StateTile<T, M, N, terms, (M > 1 ? 2 : 1), 2, false, !reverse>>;
+                         StateTile<T, Space::part_panels, N, terms, 1, Keep || lifted ? 2 : 3, pairs, !reverse, ahead>,
+                         StateTile<T, M, N, terms, (M > 1 ? 2 : 1), 2, false, !reverse, ahead>>;
   static constexpr auto depth = arch::Major::depth, across = arch::Major::across;
   using Slots = Ring<Space::slots>;  // of Q and of V, which go round together
   using KeySlots = Ring<Space::k_slots>;
@@ -208,7 +209,7 @@ struct Block {
   // Before its first block a sequence without an initial state has none: C and n are zero. Wide states are multiplied
   // by all the same: their product is begun before the scores are gated, and products must not end in a branch.
   __device__ __forceinline__ bool is_fresh(const Item& it, int block) const {
-    if (Space::wide) return false;
+    if (Space::lean) return false;
     return call.C0.data == nullptr && (reverse ? block + 1 == it.chunks : block == 0);
   }
   // Such a state is not handed over where nobody keeps it.

@@ -96,7 +96,7 @@ struct Carrier : Block<T, Direction, Which, M, N, Packed> {
               if (lifted) w = {w.x * lift, w.y * lift};
               return w;
             },
-            n);
+            n, [] {});
         arch::products_wait<0>();
         tile.hold();
         if (at.lane == 0) arch::arrive(empty(ring.slot));
