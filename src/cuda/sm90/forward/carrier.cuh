@@ -43,6 +43,8 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction> {
       float n[own][2];
       float lift = 1;  // of both (float16)
       start<Which>(it, lane, tile, n);
+      float row_n[row_turns];
+      if (hands_n) sum_rows(n, row_n);
       const int first_kept = Space::wide && Keep ? kept_unit(it, 0) : 0;
 #pragma unroll 1
       for (int block = first(it); (reverse ? block >= it.low : block < it.high);
@@ -59,7 +61,7 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction> {
           tile.publish(at(Space::state) + Which * Space::part_bytes, lifted && Space::wide ? Lane::again() : here(lane),
                        lifts.x, M * panel_bytes);
           const int reader = Space::outputs == 2 ? static_cast<int>(turn) : 0;
-          if (Normalized || (Keep && !Space::wide && !reverse)) publish_n(reader, Which, lane, n, lifts.y);
+          if (hands_n) publish_n(reader, Which, lane, row_n, lifts.y);
           if (lifted && Which == 0 && lane.warp == 0 && lane.lane == 0)
             arch::write_float2(at(Space::lifts, reader), {inverse_power(lift) * inverse_power(lifts.x),
                                                           inverse_power(lift) * inverse_power(lifts.y)});
@@ -103,6 +105,7 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction> {
               }
             });
         if (here(lane).lane == 0) arch::arrive(at(Space::k_empty, k.slot));
+        if (hands_n) sum_rows(n, row_n);  // meanwhile
         arch::products_wait<0>();
         tile.hold();
         if (here(lane).lane == 0) arch::arrive(at(Space::v_empty, ring.slot));
@@ -155,34 +158,49 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction> {
     }
   }
 
-  // Three 16-bit numbers that add up to it. The lanes of a quad, which have parts of the sums of rows, exchange them
-  // until each has one row; where there are more rows or fewer, in turn or two lanes the same. In the order in which
-  // the lanes of a product read it: rows 2 i, 2 i + 1, 2 i + 8, 2 i + 9 of every 16; or along rows of 64, swizzled.
-  __device__ __forceinline__ void publish_n(int reader, int which, const Lane& lane, const float (&n)[own][2],
+  // The lanes of a quad have parts of the sums of rows. They exchange them until each has one row, or with more of them
+  // one of every four; with fewer, two lanes have the same.
+  static constexpr bool hands_n = Normalized || (Keep && !Space::wide && !reverse);
+  static constexpr int row_turns = own > 1 ? own / 2 : 1;
+  __device__ __forceinline__ void sum_rows(const float (&n)[own][2], float (&rows)[row_turns]) const {
+    const unsigned thread = threadIdx.x;
+    const bool odd = (thread & 1) != 0, late = (thread & 2) != 0;
+    const auto swap = [](float x, int with) { return __shfl_xor_sync(0xFFFFFFFFU, x, with); };
+#pragma unroll
+    for (int turn = 0; turn < row_turns; ++turn) {
+      const float* early_part = n[own > 1 ? 2 * turn : 0];
+      const float* late_part = n[own > 1 ? 2 * turn + 1 : 0];
+      float both[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        both[h] = late ? late_part[h] : early_part[h];
+        if (own > 1) both[h] += swap(late ? early_part[h] : late_part[h], 2);
+      }
+      rows[turn] = (odd ? both[1] : both[0]) + swap(odd ? both[0] : both[1], 1);
+      if (own == 1) rows[turn] += swap(rows[turn], 2);
+    }
+  }
+
+  // Three 16-bit numbers that add up to n. In the order in which the lanes of a product read it: rows 2 i, 2 i + 1,
+  // 2 i + 8, 2 i + 9 of every 16; or along rows of 64, swizzled.
+  __device__ __forceinline__ void publish_n(int reader, int which, const Lane& lane, const float (&rows)[row_turns],
                                             float lift) const {
     const Lane now = Base::lean || Keep ? Lane::again() : lane;  // no register is left for the address
-    const bool odd = (now.lane & 1) != 0, late = (now.lane & 2) != 0;
-    const int h = odd ? 1 : 0, k = now.lane / 4, warp = now.warp;
+    const bool late = (now.lane & 2) != 0;
+    const int h = now.lane & 1, k = now.lane / 4, warp = now.warp;
     unsigned to = at(Space::n, reader, Space::n_bytes);
     if (Base::lean || Keep) arch::forget(to);
     to = to + which * (Space::n_panel * own) + (own > 1 && late ? Space::n_panel : 0);
     to = Space::n_rows ? to + (2 * warp + h) * 16 + k * 2 : to + warp * 32 + k / 2 * 8 + k % 2 * 2 + h * 4;
-    const auto swap = [](float x, int with) { return __shfl_xor_sync(0xFFFFFFFFU, x, with); };
 #pragma unroll
-    for (int m = 0; m < own; m += 2) {
-      float both[2];
-#pragma unroll
-      for (int r = 0; r < 2; ++r)
-        both[r] = own > 1 ? (late ? n[own > 1 ? m + 1 : m][r] : n[m][r]) +
-                                swap(late ? n[m][r] : n[own > 1 ? m + 1 : m][r], 2)
-                          : n[m][r];
-      float rest = (odd ? both[1] : both[0]) + swap(odd ? both[0] : both[1], 1);
-      if (own == 1) rest += swap(rest, 2);
+    for (int turn = 0; turn < row_turns; ++turn) {
+      float rest = rows[turn];
       if (lifted) rest *= lift;
 #pragma unroll
       for (int part = 0; part < 3; ++part) {
         const unsigned short bits = to_bits<T>(rest);
-        arch::write_half_word((Space::n_rows ? to ^ part * 16 : to) + m * Space::n_panel + part * Space::n_part, bits);
+        arch::write_half_word((Space::n_rows ? to ^ part * 16 : to) + 2 * turn * Space::n_panel + part * Space::n_part,
+                              bits);
         rest -= from_bits<T>(bits);
       }
     }

@@ -180,7 +180,8 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed, Direction> {
     for (int row = threadIdx.x % 32; row < call.dqk; row += 32) {
       const auto place = [&](int part) {
         if (Space::n_rows)
-          return from + row / panel * Space::n_panel + (row % panel / 8 ^ part) * 16 + row % 8 * 2 + part * Space::n_part;
+          return from + row / panel * Space::n_panel + (row % panel / 8 ^ part) * 16 + row % 8 * 2 +
+                 part * Space::n_part;
         return from + row / 16 * 32 + row % 8 / 2 * 8 + row % 16 / 8 * 4 + row % 2 * 2 + part * Space::n_part;
       };
       float sum = 0;

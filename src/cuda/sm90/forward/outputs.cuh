@@ -33,7 +33,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
       unsigned blocks = 0;
       each_block(warpgroup, [&](const Item& it, int block) {
         output_block(warpgroup, lane, Slots::after_steps(blocks), KeySlots::after_steps(Space::parts * blocks),
-                                blocks & 1, is_fresh(it, block));
+                     blocks & 1, is_fresh(it, block));
         ++blocks;
       });
     } else {

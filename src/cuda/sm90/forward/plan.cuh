@@ -151,6 +151,7 @@ struct Block {
   // In pairs where n or a second term of keys comes with them; with 64 rows it spills.
   static constexpr bool pairs = !lifted && (Space::wide ? Normalized || Keep : Keep && M == 2);
   static constexpr auto terms = !Keep ? Terms::one : pairs ? Terms::two : Terms::two_in_turn;
+  // Where registers are left.
   static constexpr bool ahead = M <= 2 && N == 128 && !lifted && !Keep;
   // Kept states have room for both terms of keys in two sets of registers.
   using Tile =
@@ -214,8 +215,8 @@ struct Block {
   }
   // Such a state is not handed over where nobody keeps it.
   static constexpr bool skips_fresh = !Keep && !Space::wide;
-  // Whether the state after a block has a reader. (Those of packed wide heads with n have no register for
-  // the question.)
+  // Whether the state after a block has a reader. Carriers of packed wide heads with n have no register for the
+  // question.
   __device__ __forceinline__ bool is_last_wanted(const Item& it, int block) const {
     if (Space::wide && Packed && Normalized) return true;
     if (reverse ? block > it.low : block + 1 < it.high) return true;
