@@ -69,6 +69,11 @@ constexpr HopperShape hopper_shapes[] = {
     {2, 1000, 3, 128, 192, Layout::bthd, InputGate::exponential, true},
     {1, 1024, 2, 8, 8, Layout::bthd, InputGate::sigmoid, true},
     {2, 1000, 9, 128, 256},  // 144 tiles: more than multiprocessors
+    // More items of forward than multiprocessors, of one to three blocks: one after the other, and from nothing.
+    {40, 150, 5, 72, 136},
+    {40, 129, 5, 128, 200, Layout::bhtd},
+    {40, 190, 5, 64, 136, Layout::fused, InputGate::sigmoid},
+    {40, 60, 5, 128, 136, Layout::bthd, InputGate::sigmoid},
     // Segments that are summed up in pieces.
     {1, 16384, 40, 8, 8, Layout::bthd, InputGate::exponential, true},
     {1, 16000, 20, 8, 136, Layout::bhtd, InputGate::sigmoid, true},

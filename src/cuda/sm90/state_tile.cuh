@@ -83,9 +83,9 @@ enum class Terms { one, two, two_in_turn };
 // Together: 64-row parts whose operands are made at a time. Sets: of them in registers; one is made while the others
 // are multiplied.
 // Pairs: keys are weighted two at a time, by weights in two bfloat16, and summed up to n by a product. Sums: there is
-// n.
+// n. Ahead: keys are read while those before them are multiplied, which takes registers.
 template <class T, int M, int N, Terms Keys, int Together = (M > 1 ? 2 : 1), int Sets = 2, bool Pairs = false,
-          bool Sums = true>
+          bool Sums = true, bool Ahead = false>
 struct StateTile {
   static_assert(!Pairs || (Together == 1 && Keys != Terms::two_in_turn));
   static constexpr int together = Together;
@@ -164,22 +164,34 @@ struct StateTile {
 
   // Adds 64 tokens: (weight X)^T Y. X: M panels, from the lane's transposed_row on; Y: N / 64 panels; weight(k) gives
   // those of tokens k and k + 1. Sums of weight X over this thread's tokens go to n. The products are under way on
-  // return.
-  template <class Weight>
-  __device__ __forceinline__ void add(unsigned x, unsigned y, const Lane& at, const Weight& weight, float (&n)[M][2]) {
-    if constexpr (Pairs) return add_pairs(x, y, at, weight, n);
+  // return. before(): what happens to the state first.
+  template <class Weight, class Before>
+  __device__ __forceinline__ void add(unsigned x, unsigned y, const Lane& at, const Weight& weight, float (&n)[M][2],
+                                      const Before& before) {
+    if constexpr (Pairs) return add_pairs(x, y, at, weight, n, before);
     Weighted parts[Sets];
     constexpr int turns = Keys == Terms::two_in_turn ? 2 : 1;
     constexpr int groups = M / together, steps = block_tokens / 16 * groups * turns;
     const std::uint64_t values = arch::tile_descriptor(y, panel_bytes);
+    Raw raw;
+    float2 weights[2];
+    const auto fetch = [&](int s) {
+      const int k = s / turns / groups, first = s / turns % groups * together;
+      load(raw, x + first * panel_bytes + k * 16 * 128);
+      weights[0] = weight(16 * k + at.pair);
+      weights[1] = weight(16 * k + 8 + at.pair);
+    };
+    if constexpr (Ahead) fetch(0);
+    before();
     hold();
 #pragma unroll
     for (int s = 0; s < steps; ++s) {
       const int k = s / turns / groups, first = s / turns % groups * together;
       Weighted& part = parts[s % Sets];
       if (s >= Sets) arch::products_wait<Sets - 1>();  // the products that read these registers are done
-      load(part, s % turns == 1, x + first * panel_bytes + k * 16 * 128, weight(16 * k + at.pair),
-           weight(16 * k + 8 + at.pair), n, first);
+      if constexpr (!Ahead) fetch(s);
+      weigh(part, raw, weights, s % turns == 1, n, first);
+      if (Ahead && s + 1 < steps) fetch(s + 1);
       arch::products_begin();
 #pragma unroll
       for (int m = 0; m < together; ++m) {
@@ -192,14 +204,17 @@ struct StateTile {
   }
 
  private:
-  template <class Weight>
+  template <class Weight, class Before>
   __device__ __forceinline__ void add_pairs(unsigned x, unsigned y, const Lane& at, const Weight& weight,
-                                            float (&n)[M][2]) {
+                                            float (&n)[M][2], const Before& before) {
     Weighted parts[Sets];
     const std::uint64_t values = arch::tile_descriptor(y, panel_bytes);
     // Weights in three terms, in three columns of eight: n is their product with the keys.
     const int term = at.lane / 4;
     const uint32_t first = term == 0 ? ~0U : 0, second = term == 1 ? ~0U : 0, third = term == 2 ? ~0U : 0;
+    uint32_t raw[4];
+    if constexpr (Ahead) arch::load_tiles_transposed(raw, x);
+    before();
     hold();
 #pragma unroll
     for (int k = 0; k < block_tokens / 16; ++k) {
@@ -219,8 +234,7 @@ struct StateTile {
         const int s = k * M + m;
         Weighted& part = parts[s % Sets];
         if (s >= Sets) arch::products_wait<Sets - 1>();
-        uint32_t raw[4];
-        arch::load_tiles_transposed(raw, x + m * panel_bytes + k * 16 * 128);
+        if constexpr (!Ahead) arch::load_tiles_transposed(raw, x + m * panel_bytes + k * 16 * 128);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           if constexpr (Keys == Terms::two) {
@@ -233,6 +247,8 @@ struct StateTile {
         }
         float sums[4] = {0, 0, 0, 0};  // of 16 tokens: tensor cores do not round as an addition does
         if constexpr (Sums) arch::multiply_add(sums, raw, column[0], column[1], __nv_bfloat16{});
+        if (Ahead && s + 1 < block_tokens / 16 * M)
+          arch::load_tiles_transposed(raw, x + (s + 1) % M * panel_bytes + (s + 1) / M * 16 * 128);
         arch::products_begin();
         arch::multiply<__nv_bfloat16, arch::Major::across>(c[m], part.high[0], values + k * (16 * 128 / 16), true);
         if constexpr (Keys == Terms::two)
@@ -246,16 +262,19 @@ struct StateTile {
     }
   }
 
-  __device__ __forceinline__ void load(Weighted& part, bool second_term, unsigned x, float2 first_weights,
-                                       float2 next_weights, float (&n)[M][2], int first) {
+  using Raw = uint32_t[together][4];
+  __device__ __forceinline__ static void load(Raw& raw, unsigned x) {
+#pragma unroll
+    for (int m = 0; m < together; ++m) arch::load_tiles_transposed(raw[m], x + m * panel_bytes);
+  }
+  __device__ __forceinline__ void weigh(Weighted& part, const Raw& raw, const float2 (&by)[2], bool second_term,
+                                        float (&n)[M][2], int first) {
 #pragma unroll
     for (int m = 0; m < together; ++m) {
-      uint32_t raw[4];
-      arch::load_tiles_transposed(raw, x + m * panel_bytes);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const float2 weights = e < 2 ? first_weights : next_weights;
-        float2 value = arch::unpack(raw[e], T{});
+        const float2 weights = by[e / 2];
+        float2 value = arch::unpack(raw[m][e], T{});
         value = {value.x * weights.x, value.y * weights.y};
         if (second_term) {
           split<T>(value, part.high[m][e]);

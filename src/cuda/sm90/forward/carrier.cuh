@@ -12,12 +12,15 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction> {
   using Base::call;
   using Base::each_item;
   using Base::first;
+  using Base::is_fresh;
   using Base::is_kept;
+  using Base::is_last_wanted;
   using Base::kept_unit;
   using Base::lifted;
   using Base::maps;
   using Base::reverse;
   using Base::shape;
+  using Base::skips_fresh;
   using Base::space;
   using Base::step;
   using typename Base::Item;
@@ -33,38 +36,51 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction> {
     const Lane lane;
     Slots ring;
     KeySlots k(Which);
-    unsigned turn = 0;  // parity of the block: whose outputs it goes to, and the phase of the state's buffer
+    unsigned turn = 0;      // parity of the block: whose outputs it goes to
+    unsigned released = 0;  // parity of the states handed over: the phase of their buffer
     each_item([&](const Item& it) {
       Tile tile;
       float n[own][2];
       float lift = 1;  // of both (float16)
       start<Which>(it, lane, tile, n);
+      float row_n[row_turns];
+      if (hands_n) sum_rows(n, row_n);
       const int first_kept = Space::wide && Keep ? kept_unit(it, 0) : 0;
 #pragma unroll 1
       for (int block = first(it); (reverse ? block >= it.low : block < it.high);
            block += step, k.advance(Space::parts), ring.advance(), turn ^= 1) {
-        const unsigned parity = Space::slots == 2 ? ring.slot : turn;
-        float2 lifts{1, 1};  // of the rounded C and n besides
-        if constexpr (lifted) lifts = lifts_of<Which>(tile, n, lift, parity, lane);
-        arch::wait(at(Space::c_empty), parity ^ 1);
-        if (Space::wide && Keep) {  // its last copy has been read by the store
-          if (here(lane).lane == 0) arch::wait_stores_read<0>();
+        if (!skips_fresh || !is_fresh(it, block)) {
+          const unsigned parity = skips_fresh ? released : Space::slots == 2 ? ring.slot : turn;
+          float2 lifts{1, 1};  // of the rounded C and n besides
+          if constexpr (lifted) lifts = lifts_of<Which>(tile, n, lift, parity, lane);
+          arch::wait(at(Space::c_empty), parity ^ 1);
+          if (Space::wide && Keep) {  // its last copy has been read by the store
+            if (here(lane).lane == 0) arch::wait_stores_read<0>();
+            __syncwarp();
+          }
+          tile.publish(at(Space::state) + Which * Space::part_bytes, lifted && Space::wide ? Lane::again() : here(lane),
+                       lifts.x, M * panel_bytes);
+          const int reader = Space::outputs == 2 ? static_cast<int>(turn) : 0;
+          if (hands_n) publish_n(reader, Which, lane, row_n, lifts.y);
+          if (lifted && Which == 0 && lane.warp == 0 && lane.lane == 0)
+            arch::write_float2(at(Space::lifts, reader), {inverse_power(lift) * inverse_power(lifts.x),
+                                                          inverse_power(lift) * inverse_power(lifts.y)});
+          arch::writes_before_copies();
           __syncwarp();
+          if (arch::arrives(here(lane).lane == 0)) arch::arrive(at(Space::c_full, reader));
+          if (Space::wide && Keep && is_kept(it, block))
+            keep<Which>(first_kept + (block >> shape.kept_shift) * call.heads, it.tile, here(lane), n);
+          released ^= 1;
         }
-        tile.publish(at(Space::state) + Which * Space::part_bytes, lifted && Space::wide ? Lane::again() : here(lane),
-                     lifts.x, M * panel_bytes);
-        const int reader = Space::outputs == 2 ? static_cast<int>(parity) : 0;
-        if (Normalized || (Keep && !Space::wide && !reverse)) publish_n(reader, Which, lane, n, lifts.y);
-        if (lifted && Which == 0 && lane.warp == 0 && lane.lane == 0)
-          arch::write_float2(at(Space::lifts, reader), {inverse_power(lift) * inverse_power(lifts.x),
-                                                        inverse_power(lift) * inverse_power(lifts.y)});
-        arch::writes_before_copies();
-        __syncwarp();
-        if (arch::arrives(here(lane).lane == 0)) arch::arrive(at(Space::c_full, reader));
-        if (Space::wide && Keep && is_kept(it, block))
-          keep<Which>(first_kept + (block >> shape.kept_shift) * call.heads, it.tile, here(lane), n);
         arch::wait(at(Space::k_full, k.slot), k.phase);
         arch::wait(at(Space::v_full, ring.slot), ring.phase);
+        if (!is_last_wanted(it, block)) {  // both are filled again only when all their readers have said so
+          if (arch::arrives(here(lane).lane == 0)) {
+            arch::arrive(at(Space::k_empty, k.slot));
+            arch::arrive(at(Space::v_empty, ring.slot));
+          }
+          continue;
+        }
         const unsigned gates = at(Space::gates, ring.slot, Space::gate_bytes);
         float decay = arch::read_float(gates + Space::decay);
         const auto weight = [&](int t) { return arch::read_float2(gates + Space::abar + 4 * t); };
@@ -72,12 +88,6 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction> {
           const float before = lift;
           lift = lift_of_weights(lane.pair, weight);
           decay *= lift * inverse_power(before);
-        }
-        tile.scale(decay);
-#pragma unroll
-        for (int m = 0; m < own; ++m) {
-          n[m][0] *= decay;
-          n[m][1] *= decay;
         }
         tile.add(
             at(Space::k, k.slot, Space::part_bytes) + here(lane).transposed_row(),
@@ -87,9 +97,18 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction> {
               if (lifted) w = {w.x * lift, w.y * lift};
               return w;
             },
-            n);
+            n,
+            [&] {
+              tile.scale(decay);
+#pragma unroll
+              for (int m = 0; m < own; ++m) {
+                n[m][0] *= decay;
+                n[m][1] *= decay;
+              }
+            });
         __syncwarp();  // all lanes have read K and the gates
         if (arch::arrives(here(lane).lane == 0)) arch::arrive(at(Space::k_empty, k.slot));
+        if (hands_n) sum_rows(n, row_n);  // meanwhile
         arch::products_wait<0>();
         tile.hold();
         if (arch::arrives(here(lane).lane == 0)) arch::arrive(at(Space::v_empty, ring.slot));
@@ -102,7 +121,7 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction> {
           n[m][1] *= inverse_power(lift);
         }
       }
-      finish<Which>(Base::lean ? again(it) : it, lane, tile, n);
+      finish<Which>(Base::lean || Base::ahead ? again(it) : it, lane, tile, n);
     });
     if (Space::wide && Keep && lane.lane == 0) arch::wait_stores<0>();
   }
@@ -142,41 +161,50 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction> {
     }
   }
 
-  // One of three 16-bit numbers that add up to it per lane. In the order in which the lanes of a product read it: rows
-  // 2 i, 2 i + 1, 2 i + 8, 2 i + 9 of every 16; where the state is wide, along rows of 64, swizzled.
-  __device__ __forceinline__ void publish_n(int reader, int which, const Lane& lane, const float (&n)[own][2],
+  // The lanes of a quad have parts of the sums of rows. They exchange them until each has one row, or with more of them
+  // one of every four; with fewer, two lanes have the same.
+  static constexpr bool hands_n = Normalized || (Keep && !Space::wide && !reverse);
+  static constexpr int row_turns = own > 1 ? own / 2 : 1;
+  __device__ __forceinline__ void sum_rows(const float (&n)[own][2], float (&rows)[row_turns]) const {
+    const unsigned thread = threadIdx.x;
+    const bool odd = (thread & 1) != 0, late = (thread & 2) != 0;
+    const auto swap = [](float x, int with) { return __shfl_xor_sync(0xFFFFFFFFU, x, with); };
+#pragma unroll
+    for (int turn = 0; turn < row_turns; ++turn) {
+      const float* early_part = n[own > 1 ? 2 * turn : 0];
+      const float* late_part = n[own > 1 ? 2 * turn + 1 : 0];
+      float both[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        both[h] = late ? late_part[h] : early_part[h];
+        if (own > 1) both[h] += swap(late ? early_part[h] : late_part[h], 2);
+      }
+      rows[turn] = (odd ? both[1] : both[0]) + swap(odd ? both[0] : both[1], 1);
+      if (own == 1) rows[turn] += swap(rows[turn], 2);
+    }
+  }
+
+  // Three 16-bit numbers that add up to n. In the order in which the lanes of a product read it: rows 2 i, 2 i + 1,
+  // 2 i + 8, 2 i + 9 of every 16; or along rows of 64, swizzled.
+  __device__ __forceinline__ void publish_n(int reader, int which, const Lane& lane, const float (&rows)[row_turns],
                                             float lift) const {
-    const Lane now = Base::lean ? Lane::again() : lane;  // no register is left for the address
-    const int part = now.pair / 2, k = now.lane / 4, warp = now.warp;
+    const Lane now = Base::lean || Keep ? Lane::again() : lane;  // no register is left for the address
+    const bool late = (now.lane & 2) != 0;
+    const int h = now.lane & 1, k = now.lane / 4, warp = now.warp;
     unsigned to = at(Space::n, reader, Space::n_bytes);
-    if (Base::lean) arch::forget(to);
-    to = to + part * Space::n_part + which * (Space::n_panel * own);
-    to = Space::n_rows ? to + (2 * warp ^ part) * 16 + k * 2 : to + warp * 32 + k / 2 * 8 + k % 2 * 2;
+    if (Base::lean || Keep) arch::forget(to);
+    to = to + which * (Space::n_panel * own) + (own > 1 && late ? Space::n_panel : 0);
+    to = Space::n_rows ? to + (2 * warp + h) * 16 + k * 2 : to + warp * 32 + k / 2 * 8 + k % 2 * 2 + h * 4;
 #pragma unroll
-    for (int m = 0; m < own; ++m) {
-      const auto place = [&](int h) {
-        return Space::n_rows ? (to ^ h * 16) + m * Space::n_panel : to + m * Space::n_panel + h * 4;
-      };
-      if constexpr (Space::lean && !lifted) {
-        float2 rest{over_row(n[m][0]), over_row(n[m][1])};
+    for (int turn = 0; turn < row_turns; ++turn) {
+      float rest = rows[turn];
+      if (lifted) rest *= lift;
 #pragma unroll
-        for (int before = 0; before < 2; ++before) {
-          const float2 rounded = arch::widen_pair(arch::round_pair(rest));
-          if (part > before) rest = {rest.x - rounded.x, rest.y - rounded.y};
-        }
-        const uint32_t pair = arch::round_pair(rest);
-        if (part == 3) continue;
-        arch::write_half_word(place(0), static_cast<unsigned short>(pair));
-        arch::write_half_word(place(1), static_cast<unsigned short>(pair >> 16));
-      } else {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          float rest = over_row(n[m][h]);
-          if (lifted) rest *= lift;
-          if (part > 0) rest -= from_bits<T>(to_bits<T>(rest));
-          if (part > 1) rest -= from_bits<T>(to_bits<T>(rest));
-          if (part < 3) arch::write_half_word(place(h), to_bits<T>(rest));
-        }
+      for (int part = 0; part < 3; ++part) {
+        const unsigned short bits = to_bits<T>(rest);
+        arch::write_half_word((Space::n_rows ? to ^ part * 16 : to) + 2 * turn * Space::n_panel + part * Space::n_part,
+                              bits);
+        rest -= from_bits<T>(bits);
       }
     }
   }

@@ -60,17 +60,14 @@ __global__ void __launch_bounds__(threads, 1)
     }
     if (warp == 1) movers.load_gates();
     if (warp >= 2 && warp < 2 + Space::outputs) movers.store_outputs(warp - 2);
-  } else if (warpgroup == 1) {
+  } else if (warpgroup <= Space::outputs) {
     arch::more_registers<Registers::outputs>();
-    Outputs<T, M, N, Normalized, Keep, Packed, Direction>{block}.template make<0>();
-  } else if (warpgroup == 2) {
-    if constexpr (Space::wide) {
-      arch::more_registers<Registers::state>();
-      Carrier<T, M, N, Normalized, Keep, Packed, Direction>{block}.template carry<0>();
-    } else {
-      arch::more_registers<Registers::outputs>();
-      Outputs<T, M, N, Normalized, Keep, Packed, Direction>{block}.template make<1>();
-    }
+    // One copy of the code for both: two do not fit into the instruction cache. Broadcast, descriptors are uniform.
+    const int own = Space::outputs == 1 ? 0 : __shfl_sync(0xFFFFFFFFU, warpgroup, 0) - 1;
+    Outputs<T, M, N, Normalized, Keep, Packed, Direction>{block}.make(own);
+  } else if (Space::wide && warpgroup == 2) {
+    arch::more_registers<Registers::state>();
+    Carrier<T, M, N, Normalized, Keep, Packed, Direction>{block}.template carry<0>();
   } else {
     arch::more_registers<Registers::state>();
     Carrier<T, M, N, Normalized, Keep, Packed, Direction>{block}.template carry<Space::carriers - 1>();

@@ -179,10 +179,15 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed, Direction> {
     const unsigned from = at(Space::n, warpgroup, Space::n_bytes);
 #pragma unroll 1
     for (int row = threadIdx.x % 32; row < call.dqk; row += 32) {
-      const unsigned place = from + row / 16 * 32 + row % 8 / 2 * 8 + row % 16 / 8 * 4 + row % 2 * 2;
+      const auto place = [&](int part) {
+        if (Space::n_rows)
+          return from + row / panel * Space::n_panel + (row % panel / 8 ^ part) * 16 + row % 8 * 2 +
+                 part * Space::n_part;
+        return from + row / 16 * 32 + row % 8 / 2 * 8 + row % 16 / 8 * 4 + row % 2 * 2 + part * Space::n_part;
+      };
       float sum = 0;
 #pragma unroll
-      for (int part = 2; part >= 0; --part) sum += from_bits<T>(arch::read_half_word(place + part * Space::n_part));
+      for (int part = 2; part >= 0; --part) sum += from_bits<T>(arch::read_half_word(place(part)));
       static_cast<float*>(call.n_states)[static_cast<std::int64_t>(kept_unit(it, block)) * call.dqk + row] = sum;
     }
   }

@@ -14,9 +14,11 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
   using Base::call;
   using Base::depth;
   using Base::each_block;
+  using Base::is_fresh;
   using Base::lifted;
   using Base::reverse;
   using Base::shape;
+  using Base::skips_fresh;
   using Base::space;
   using Base::staged_barrier;
   using Base::warps_barrier;
@@ -25,26 +27,25 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
   using typename Base::Slots;
   using typename Base::Space;
 
-  // Compiled for each warpgroup: slots and descriptors are then known to be the same in all lanes.
-  template <int Warpgroup>
-  __device__ void make() const {
+  __device__ void make(int warpgroup) const {
     const Lane lane;
     if constexpr (Space::wide) {
       unsigned blocks = 0;
-      each_block(Warpgroup, [&](const Item& /*it*/, int /*block*/) {
-        output_block<Warpgroup>(lane, Slots::after_steps(blocks), KeySlots::after_steps(Space::parts * blocks),
-                                blocks & 1);
+      each_block(warpgroup, [&](const Item& it, int block) {
+        output_block(warpgroup, lane, Slots::after_steps(blocks), KeySlots::after_steps(Space::parts * blocks),
+                     blocks & 1, is_fresh(it, block));
         ++blocks;
       });
     } else {
-      Slots ring(Warpgroup);
-      KeySlots k(Warpgroup * Space::parts);
+      Slots ring(warpgroup);
+      KeySlots k(warpgroup * Space::parts);
       unsigned c_phase = 0;
-      each_block(Warpgroup, [&](const Item& /*it*/, int /*block*/) {
-        output_block<Warpgroup>(lane, ring, k, c_phase);
+      each_block(warpgroup, [&](const Item& it, int block) {
+        const bool fresh = is_fresh(it, block);
+        output_block(warpgroup, lane, ring, k, c_phase, fresh);
         ring.advance(Space::outputs);
         k.advance(Space::outputs * Space::parts);
-        c_phase ^= 1;
+        c_phase ^= skips_fresh && fresh ? 0 : 1;
       });
     }
   }
@@ -53,9 +54,8 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
   // Where registers are short, worked out where it is asked for.
   __device__ __forceinline__ static Lane again(const Lane& lane) { return Space::wide ? Lane::again() : lane; }
 
-  template <int Warpgroup>
-  __device__ __forceinline__ void output_block(const Lane& lane, const Slots& ring, const KeySlots& k,
-                                               unsigned c_phase) const {
+  __device__ __forceinline__ void output_block(int warpgroup, const Lane& lane, const Slots& ring, const KeySlots& k,
+                                               unsigned c_phase, bool fresh) const {
     constexpr int parts = Space::parts;
     const unsigned q_tile = at(Space::q, ring.slot, Space::q_bytes);
     const unsigned gates = at(Space::gates, ring.slot, Space::gate_bytes);
@@ -81,15 +81,16 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
     }
     arch::products_commit();
 
-    // O = Q C. Wide: under way while scores are gated, and with it q.n, which comes first.
+    // O = Q C, and q.n, which comes first: under way while P is made of the scores. Wide: while these are gated, too.
+    constexpr bool n_product = Normalized && Space::n_rows;
     float qn[2] = {0, 0}, qn_columns[4];
     const auto multiply_state = [&] {
-      arch::wait(at(Space::c_full, Warpgroup), c_phase);
+      arch::wait(at(Space::c_full, warpgroup), c_phase);
       constexpr int panel_step = panel_bytes / 16, depth_step = 32 / 16, state_step = 16 * 128 / 16;
       const std::uint64_t state = arch::tile_descriptor(at(Space::state), M * panel_bytes);
       arch::products_begin();
-      if constexpr (Normalized && Space::n_rows) {
-        const std::uint64_t n = arch::tile_descriptor(at(Space::n));
+      if constexpr (n_product) {
+        const std::uint64_t n = arch::tile_descriptor(at(Space::n, warpgroup, Space::n_bytes));
 #pragma unroll
         for (int d = 0; d < 4 * M; ++d)
           arch::multiply<T, depth, depth>(qn_columns, q_rows + d / 4 * panel_step + d % 4 * depth_step,
@@ -102,16 +103,6 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
                                          d > 0);
       arch::products_commit();
     };
-    float2 lowers{1, 1};  // of Q C and q.n (float16)
-    const auto state_multiplied = [&] {
-      arch::products_wait<0>();
-      arch::pin(o);
-      if (!Space::wide || lifted) __syncwarp();  // all lanes have read n, and the lifts
-      if (arch::arrives(again(lane).lane == 0)) arch::arrive(at(Space::c_empty));
-#pragma unroll
-      for (int p = 1; p < parts; ++p)
-        if (arch::arrives(again(lane).lane == 0)) arch::arrive(at(Space::q_empty, ring.slot * parts + p));
-    };
     if constexpr (Space::wide) multiply_state();
 
     arch::wait(at(Space::v_full, ring.slot), ring.phase);
@@ -120,103 +111,127 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
     for (int h = 0; h < 2; ++h) {
       u[h] = arch::read_float2(gates + Space::u + 8 * (lane.row + 8 * h));
     }
-    arch::products_wait<!Space::wide ? 0 : Normalized ? 2 : 1>();
+    arch::products_wait<!Space::wide ? 0 : n_product ? 2 : 1>();
     arch::pin(s);
 #pragma unroll
     for (int p = 0; p < parts; ++p)
       if (arch::arrives(again(lane).lane == 0)) arch::arrive(at(Space::k_empty, k.after(p).slot));
     float sums[2] = {0, 0};
     gate_scores(s, u, gates, lane, sums);
-    if constexpr (!Space::wide) {
-      multiply_state();
-      if (lifted) lowers = arch::read_float2(at(Space::lifts, Warpgroup));
-      if (Normalized) dots_with_n(q_tile, at(Space::n, Warpgroup, Space::n_bytes), lane, qn);
-      state_multiplied();
-    } else if constexpr (Normalized) {
-      arch::products_wait<1>();
-      arch::pin(qn_columns);
-      qn[0] = qn_columns[0] + qn_columns[1];  // the other lanes of the row have the third column, and zeros
-      qn[1] = qn_columns[2] + qn_columns[3];
-    }
 
-    // What a row is multiplied by: scale / den, in the part of the state times qbar. In float16 P is rounded without
-    // that, but brought near the upper end: both parts of a row are multiplied by its lift, and by the rest in the end.
-    const Lane here = again(lane);
-    float factor[2], weight[2], lift[2] = {1, 1};
-    if constexpr (lifted) {
-      if (Space::wide) lowers = arch::read_float2(at(Space::lifts, Warpgroup));
-      lifts_of_rows(s, lift);
-    }
-    const float scale = Base::lean ? shape.scale : static_cast<float>(call.scale);
-    const float eps = Base::lean ? shape.eps : static_cast<float>(call.eps);
+    Rows rows;
+    const auto multiply_values = [&](bool add) {
+      const std::uint64_t values = arch::tile_descriptor(at(Space::v, ring.slot, Space::v_bytes), panel_bytes);
+      arch::products_begin();
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      factor[h] = reverse ? 1.0F : scale;  // in reverse time it is in the gates
-      weight[h] = arch::read_float(gates + Space::qbar + 4 * (here.row + 8 * h));
-      if (Normalized) {
-        const float least = arch::read_float(gates + Space::floor + 4 * (here.row + 8 * h));
-        if (lifted) qn[h] *= lowers.y;
-        const float sum = scale * over_row(sums[h] + weight[h] * qn[h]), size = fabsf(sum);
-        const float inverse = __fdividef(1, fmaxf(size, least) + eps);
-        factor[h] *= inverse;
-        if (here.pair == 0) {
-          const unsigned row = at(Space::rows, ring.slot, Space::row_bytes) + 4 * (here.row + 8 * h);
-          arch::write_float(row + Space::inverse, inverse);
-          arch::write_float(row + Space::slope, size > least ? copysignf(inverse, -sum) : 0.0F);
-        }
+      for (int t = 0; t < 4; ++t) {
+        constexpr int token_step = 16 * 128 / 16;
+        arch::multiply<T, across>(o, rows.high[t], values + t * token_step, add || t > 0);
       }
-      weight[h] *= lifted ? lowers.x * lift[h] : factor[h];
-    }
-    const auto weigh = [&] {
-#pragma unroll
-      for (int e = 0; e < N / 2; ++e) o[e] *= weight[e / 2 % 2];
+      if constexpr (two_terms) arch::multiply<T, across>(o, rows.low, values, true);
+      arch::products_commit();
+      if constexpr (lifted) {
+        rows.factor[0] *= inverse_power(rows.lift[0]);
+        rows.factor[1] *= inverse_power(rows.lift[1]);
+      }
+      arch::products_wait<0>();
+      arch::pin(o);
     };
-    if constexpr (!Base::lean) weigh();
-    constexpr bool two_terms = !lifted && !reverse;  // of the first 16 keys
-    uint32_t high[4][4], low[4];
+    if (!Space::wide && fresh) {
+      make_rows<true>(warpgroup, rows, s, sums, qn, gates, again(lane), ring.slot);
+      if constexpr (!skips_fresh) {
+        arch::wait(at(Space::c_full, warpgroup), c_phase);
+        if (arch::arrives(lane.lane == 0)) arch::arrive(at(Space::c_empty));
+      }
+      multiply_values(false);
+    } else {
+      if constexpr (!Space::wide) multiply_state();
+      if constexpr (n_product) {
+        arch::products_wait<1>();
+        arch::pin(qn_columns);
+        qn[0] = qn_columns[0] + qn_columns[1];  // the other lanes of the row have the third column, and zeros
+        qn[1] = qn_columns[2] + qn_columns[3];
+      } else if constexpr (Normalized) {
+        dots_with_n(q_tile, at(Space::n, warpgroup, Space::n_bytes), lane, qn);
+      }
+      make_rows<false>(warpgroup, rows, s, sums, qn, gates, again(lane), ring.slot);
+      arch::products_wait<0>();
+      arch::pin(o);
+      if ((Normalized && !n_product) || lifted) __syncwarp();  // all lanes have read n, and the lifts
+      if (arch::arrives(again(lane).lane == 0)) arch::arrive(at(Space::c_empty));
 #pragma unroll
-    for (int e = 0; e < 32; e += 2) {
-      const float by = lifted ? lift[e / 2 % 2] : factor[e / 2 % 2];
-      const float2 value{s[e] * by, s[e + 1] * by};
-      if (e < 8 && two_terms)
-        high[0][e / 2] = split<T>(value, low[e / 2]);
-      else
-        high[e / 8][e / 2 % 4] = arch::pack(value, T{});
-    }
-    if constexpr (Space::wide) state_multiplied();
-    if constexpr (Base::lean) weigh();
-    arch::pin(o);
-    const std::uint64_t values = arch::tile_descriptor(at(Space::v, ring.slot, Space::v_bytes), panel_bytes);
-    arch::products_begin();
+      for (int p = 1; p < parts; ++p)
+        if (arch::arrives(again(lane).lane == 0)) arch::arrive(at(Space::q_empty, ring.slot * parts + p));
 #pragma unroll
-    for (int t = 0; t < 4; ++t) {
-      constexpr int token_step = 16 * 128 / 16;
-      arch::multiply<T, across>(o, high[t], values + t * token_step, true);
+      for (int e = 0; e < N / 2; ++e) o[e] *= rows.weight[e / 2 % 2];
+      arch::pin(o);
+      multiply_values(true);
     }
-    if constexpr (two_terms) arch::multiply<T, across>(o, low, values, true);
-    arch::products_commit();
-    if constexpr (lifted) {
-      factor[0] *= inverse_power(lift[0]);
-      factor[1] *= inverse_power(lift[1]);
-    }
-    arch::products_wait<0>();
-    arch::pin(o);
     __syncwarp();  // all lanes have read the gates
     if (arch::arrives(again(lane).lane == 0)) arch::arrive(at(Space::v_empty, ring.slot));
 
-    arch::named_wait(warps_barrier(Warpgroup), warpgroup_threads);  // nobody reads Q any more
+    arch::named_wait(warps_barrier(warpgroup), warpgroup_threads);  // nobody reads Q any more
     const unsigned row = q_tile + again(lane).tile_row();
 #pragma unroll
     for (int n = 0; n < N / 16; ++n) {
       const float* x = o + 8 * n;
       const auto pack = [&](int e) {
-        const float by = factor[e / 2 % 2];
+        const float by = rows.factor[e / 2 % 2];
         return arch::pack(lifted ? float2{x[e] * by, x[e + 1] * by} : float2{x[e], x[e + 1]}, T{});
       };
       arch::store_tiles((row + n / 4 * panel_bytes) ^ (n % 4 * 32), pack(0), pack(2), pack(4), pack(6));
     }
     arch::writes_before_copies();
-    arch::named_arrive(staged_barrier(Warpgroup), warpgroup_threads + 32);
+    arch::named_arrive(staged_barrier(warpgroup), warpgroup_threads + 32);
+  }
+
+  // P, rounded, and what rows are multiplied by: scale / den, in the part of the state times qbar. In float16 P is
+  // rounded without that, but brought near the upper end: both parts of a row are multiplied by its lift, and by the
+  // rest in the end.
+  static constexpr bool two_terms = !lifted && !reverse;  // of the first 16 keys
+  struct Rows {
+    float factor[2], weight[2], lift[2];
+    uint32_t high[4][4], low[4];
+  };
+  template <bool Fresh>
+  __device__ __forceinline__ void make_rows(int warpgroup, Rows& rows, const float (&s)[32], const float (&sums)[2],
+                                            const float (&qn)[2], unsigned gates, const Lane& here, int slot) const {
+    float2 lowers{1, 1};  // of Q C and q.n (float16)
+    if constexpr (lifted) {
+      if (!Fresh) lowers = arch::read_float2(at(Space::lifts, warpgroup));
+      lifts_of_rows(s, rows.lift);
+    }
+    const float scale = Base::lean ? shape.scale : static_cast<float>(call.scale);
+    const float eps = Base::lean ? shape.eps : static_cast<float>(call.eps);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float factor = reverse ? 1.0F : scale;  // in reverse time it is in the gates
+      const float qbar = Fresh ? 0.0F : arch::read_float(gates + Space::qbar + 4 * (here.row + 8 * h));
+      if (Normalized) {
+        const float least = arch::read_float(gates + Space::floor + 4 * (here.row + 8 * h));
+        float product = qn[h];
+        if (lifted) product *= lowers.y;
+        const float sum = scale * over_row(Fresh ? sums[h] : sums[h] + qbar * product), size = fabsf(sum);
+        const float inverse = __fdividef(1, fmaxf(size, least) + eps);
+        factor *= inverse;
+        if (here.pair == 0) {
+          const unsigned row = at(Space::rows, slot, Space::row_bytes) + 4 * (here.row + 8 * h);
+          arch::write_float(row + Space::inverse, inverse);
+          arch::write_float(row + Space::slope, size > least ? copysignf(inverse, -sum) : 0.0F);
+        }
+      }
+      rows.factor[h] = factor;
+      rows.weight[h] = qbar * (lifted ? lowers.x * rows.lift[h] : factor);
+    }
+#pragma unroll
+    for (int e = 0; e < 32; e += 2) {
+      const float by = lifted ? rows.lift[e / 2 % 2] : rows.factor[e / 2 % 2];
+      const float2 value{s[e] * by, s[e + 1] * by};
+      if (e < 8 && two_terms)
+        rows.high[0][e / 2] = split<T>(value, rows.low[e / 2]);
+      else
+        rows.high[e / 8][e / 2 % 4] = arch::pack(value, T{});
+    }
   }
 
   // Over the keys of a row, which four lanes have.

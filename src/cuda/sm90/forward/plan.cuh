@@ -40,7 +40,7 @@ struct Space : Roles<M, N> {
 
   static constexpr int q = 0, k = q + slots * q_bytes, v = k + k_slots * part_bytes, state = v + slots * v_bytes;
   // n for each warpgroup of outputs, in three terms: rows of a product's operand of eight, where that has room.
-  static constexpr bool n_rows = wide;
+  static constexpr bool n_rows = wide || M <= 2;
   static constexpr int n = state + c_bytes, n_panel = n_rows ? 1024 : 128;
   static constexpr int n_part = n_rows ? 128 : M * n_panel, n_bytes = n_rows ? M * n_panel : 3 * n_part;
   static constexpr int gates = n + Roles<M, N>::outputs * n_bytes, rows = gates + slots * gate_bytes;
@@ -151,12 +151,14 @@ struct Block {
   // In pairs where n or a second term of keys comes with them; with 64 rows it spills.
   static constexpr bool pairs = !lifted && (Space::wide ? Normalized || Keep : Keep && M == 2);
   static constexpr auto terms = !Keep ? Terms::one : pairs ? Terms::two : Terms::two_in_turn;
+  // Where registers are left.
+  static constexpr bool ahead = M <= 2 && N == 128 && !lifted && !Keep;
   // Kept states have room for both terms of keys in two sets of registers.
   // Lifts and packed sequences together leave registers for the operands of 64 rows at a time.
   using Tile =
       std::conditional_t<pairs || Space::wide,
-                         StateTile<T, Space::part_panels, N, terms, 1, Keep || lifted ? 2 : 3, pairs, !reverse>,
-                         StateTile<T, M, N, terms, (M > 1 && !(lifted && Packed) ? 2 : 1), 2, false, !reverse>>;
+                         StateTile<T, Space::part_panels, N, terms, 1, Keep || lifted ? 2 : 3, pairs, !reverse, ahead>,
+                         StateTile<T, M, N, terms, (M > 1 && !(lifted && Packed) ? 2 : 1), 2, false, !reverse, ahead>>;
   static constexpr auto depth = arch::Major::depth, across = arch::Major::across;
   using Slots = Ring<Space::slots>;  // of Q and of V, which go round together
   using KeySlots = Ring<Space::k_slots>;
@@ -205,6 +207,22 @@ struct Block {
   __device__ static int staged_barrier(int warpgroup) { return 3 + warpgroup; }
   __device__ static int warps_barrier(int warpgroup) { return 1 + warpgroup; }
   static constexpr int state_barrier = 5;
+
+  // Before its first block a sequence without an initial state has none: C and n are zero. Wide states are multiplied
+  // by all the same: their product is begun before the scores are gated, and products must not end in a branch.
+  __device__ __forceinline__ bool is_fresh(const Item& it, int block) const {
+    if (Space::lean) return false;
+    return call.C0.data == nullptr && (reverse ? block + 1 == it.chunks : block == 0);
+  }
+  // Such a state is not handed over where nobody keeps it.
+  static constexpr bool skips_fresh = !Keep && !Space::wide;
+  // Whether the state after a block has a reader. Carriers of packed wide heads with n have no register for the
+  // question.
+  __device__ __forceinline__ bool is_last_wanted(const Item& it, int block) const {
+    if (Space::wide && Packed && Normalized) return true;
+    if (reverse ? block > it.low : block + 1 < it.high) return true;
+    return call.C_last.data != nullptr && (reverse ? block == 0 : it.high == it.chunks);
+  }
 
   // States are those before the block in the order of time: C at the start of a chunk, dC at its end.
   __device__ __forceinline__ bool is_kept(const Item& it, int block) const {

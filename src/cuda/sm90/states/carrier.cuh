@@ -8,6 +8,7 @@ namespace tfla::cuda::sm90::states {
 template <class T, Time Direction, Pass Which, int M, int N, bool Packed>
 struct Carrier : Block<T, Direction, Which, M, N, Packed> {
   using Base = Block<T, Direction, Which, M, N, Packed>;
+  using Base::adds;
   using Base::blocks_per_chunk;
   using Base::call;
   using Base::each_item;
@@ -67,6 +68,7 @@ struct Carrier : Block<T, Direction, Which, M, N, Packed> {
           if (column == 0) store_n(unit, it, at, n, lift);
           ++k;
         }
+        if (!adds(it, walk.chunk)) break;
         arch::wait(full(ring.slot), ring.phase);
         const unsigned weights = gates(ring.slot);
         const auto weight = [&](int t) {
@@ -96,7 +98,7 @@ struct Carrier : Block<T, Direction, Which, M, N, Packed> {
               if (lifted) w = {w.x * lift, w.y * lift};
               return w;
             },
-            n);
+            n, [] {});
         arch::products_wait<0>();
         tile.hold();
         __syncwarp();  // all lanes have read keys and gates

@@ -8,6 +8,7 @@ namespace tfla::cuda::sm90::states {
 template <class T, Time Direction, Pass Which, int M, int N, bool Packed>
 struct Movers : Block<T, Direction, Which, M, N, Packed> {
   using Base = Block<T, Direction, Which, M, N, Packed>;
+  using Base::adds;
   using Base::blocks_per_chunk;
   using Base::call;
   using Base::each_item;
@@ -36,7 +37,8 @@ struct Movers : Block<T, Direction, Which, M, N, Packed> {
         x_head = it.head / call.group;
         arch::forget(x_head);
       }
-      for (BlockWalk<Direction, Item> walk(it, blocks_per_chunk()); walk.more(); walk.next(), ring.advance()) {
+      for (BlockWalk<Direction, Item> walk(it, blocks_per_chunk()); walk.more() && adds(it, walk.chunk);
+           walk.next(), ring.advance()) {
         const int token = it.map_token(call) + walk.chunk * call.L + walk.block * block_tokens;
         const int batch = it.map_batch(call);
         const unsigned slot = space + ring.slot * Space::slot_bytes;
@@ -57,7 +59,8 @@ struct Movers : Block<T, Direction, Which, M, N, Packed> {
     Ring<Space::slots> ring;
     each_item([&](const Item& it) {
       const float* first = reverse ? call.qbar : call.abar;
-      for (BlockWalk<Direction, Item> walk(it, blocks_per_chunk()); walk.more(); walk.next(), ring.advance()) {
+      for (BlockWalk<Direction, Item> walk(it, blocks_per_chunk()); walk.more() && adds(it, walk.chunk);
+           walk.next(), ring.advance()) {
         const std::int64_t token = static_cast<std::int64_t>(walk.chunk) * call.L + walk.block * block_tokens;
         const std::int64_t at = it.head * call.all_tokens() + it.first_token(call) + token;
         arch::wait(empty(ring.slot), ring.phase ^ 1);

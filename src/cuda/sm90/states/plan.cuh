@@ -186,6 +186,13 @@ struct Block {
       return it.empty() || (!proper && (reverse ? it.segment < call.pieces : it.low >= last));
     }
   }
+  // Whether a chunk's tokens are added. After the last one only those who ask for the state at the end of the sequence
+  // have a use for it.
+  __device__ __forceinline__ bool adds(const Item& it, int chunk) const {
+    if (!proper || (reverse ? chunk > it.low : chunk + 1 < it.high)) return true;
+    if (reverse ? it.low > 0 : it.high < it.chunks) return false;
+    return (reverse ? call.dC0 : call.C_last).data != nullptr || (reverse ? call.dn0 : call.n_last).data != nullptr;
+  }
   // The tile of an item among those of a state.
   __device__ int tile_of(const Item& it) const {
     return it.row / row_step * shape.column_tiles + it.column / column_step;
