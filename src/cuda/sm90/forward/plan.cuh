@@ -68,11 +68,12 @@ struct Registers {
                                  : N == 64      ? (Normalized ? 136 : 144)
                                  : M == 1       ? 160
                                                 : 144;
-  static constexpr int state = Roles::wide    ? (more ? 168 : 176)
-                               : tall && Keep ? 216
-                               : N == 64      ? (Normalized ? 200 : 184)
-                               : M == 1       ? 152
-                                              : 184;
+  static constexpr int state = Roles::wide              ? (more ? 168 : 176)
+                               : tall && Keep           ? 216
+                               : N == 64                ? (Normalized ? 200 : 184)
+                               : M == 1                 ? 152
+                               : has_lifts<T> && Packed ? 192
+                                                        : 184;
   static constexpr int movers = 512 - Roles::outputs * outputs - Roles::carriers * state;
 };
 
