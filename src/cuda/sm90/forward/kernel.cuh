@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(threads, 1)
     if (warp >= 2 && warp < 2 + Space::outputs) movers.store_outputs(warp - 2);
   } else if (warpgroup <= Space::outputs) {
     arch::more_registers<Registers::outputs>();
-    // One copy of the code for both: two do not fit into the instruction cache. Broadcast, descriptors are uniform.
+    // One copy of the code for both: with two, warps wait for instructions. Broadcast, descriptors are uniform.
     const int own = Space::outputs == 1 ? 0 : __shfl_sync(0xFFFFFFFFU, warpgroup, 0) - 1;
     Outputs<T, M, N, Normalized, Keep, Packed, Direction>{block}.make(own);
   } else if (Space::wide && warpgroup == 2) {
