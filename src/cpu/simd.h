@@ -44,8 +44,8 @@ double step_vector(double decay, double weight, const double* k, const double* q
 //   C_r = decay C_r + input_r v     h = sum_r q_r C_r      C_r: row r of the panel, `stride` elements apart
 void step_panel(Decay<float> decay, const float* input, const float* q, const float* v, float* C, std::int64_t stride,
                 float* h, std::int64_t rows, std::int64_t cols);
-void step_panel(Decay<double> decay, const double* input, const double* q, const double* v, double* C, std::int64_t stride,
-                double* h, std::int64_t rows, std::int64_t cols);
+void step_panel(Decay<double> decay, const double* input, const double* q, const double* v, double* C,
+                std::int64_t stride, double* h, std::int64_t rows, std::int64_t cols);
 
 // The instruction set in use, for reports.
 [[nodiscard]] const char* target_name();
