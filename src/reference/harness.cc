@@ -318,8 +318,7 @@ void place_entry(std::vector<double>& all, const std::vector<double>& part, std:
   std::copy(part.begin(), part.end(), all.begin() + index * static_cast<std::int64_t>(part.size()));
 }
 
-// The range of normal numbers. What lies outside is not an error of arithmetic: float16 ends at 65504, and numbers that
-// are too small for their dtype may be any of those, or zero.
+// The range of normal numbers. What lies outside is not an error of arithmetic: float16 ends at 65504.
 struct NormalRange {
   double least, largest;
 };
@@ -332,19 +331,26 @@ NormalRange normal_range(DType dtype) {
   }
 }
 
+// Numbers below this are subnormal in the arithmetic itself, which is float32 for 16-bit dtypes: any of them, or zero,
+// is as good as another. A float16 is subnormal long before, and has to be right all the same.
+double least_in_arithmetic(DType dtype) {
+  return dtype == DType::float64 ? std::numeric_limits<double>::min() : std::numeric_limits<float>::min();
+}
+
 // `rescale` holds one factor for each run of equal length, or is empty.
 TensorError compare(std::string tensor, const TensorView& view, const std::vector<double>& expected,
                     const std::vector<double>& rescale = {}) {
   TensorError error{.tensor = std::move(tensor), .worst_index = no_index};
   double difference_squares = 0, squares = 0;
   const NormalRange range = normal_range(view.dtype);
+  const double lost = least_in_arithmetic(view.dtype);
   const std::size_t run = rescale.empty() ? 1 : expected.size() / rescale.size();
   for (std::size_t index = 0; index < expected.size(); ++index) {
     if (!(std::abs(expected[index]) < 0.99 * range.largest)) continue;
     const auto logical = static_cast<std::int64_t>(index);
     double actual = load(view.data, view.dtype, offset_of(view, logical));
     if (!rescale.empty()) actual *= rescale[index / run];
-    if (std::abs(expected[index]) < range.least && std::abs(actual) < range.least) continue;
+    if (std::abs(expected[index]) < lost && std::abs(actual) < lost) continue;
     const double difference = std::abs(actual - expected[index]);
     if (!std::isfinite(actual)) {
       if (error.not_finite++ == 0) error.worst_index = logical;
