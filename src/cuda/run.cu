@@ -57,10 +57,12 @@ void carve(Arena& arena, Arena& kept, const Plan& plan, Call<typename Config<T>:
   using Real = typename Config<T>::Real;
   const std::int64_t vectors = call.all_tokens() * call.heads;
   const std::int64_t chunks = call.numbers * call.heads;
-  call.inverse = kept.take<Real>(vectors);
+  // Needs neither states nor 1 / den, but can keep them.
+  const bool fused = plan.hopper && plan.operation == Operation::forward;
+  const bool has_rows = !fused || plan.keeps_states;
+  if (has_rows) call.inverse = kept.take<Real>(vectors);
   if (plan.formulation == Formulation::recurrent) return;
-  call.slope = kept.take<Real>(vectors);
-  const bool fused = plan.hopper && plan.operation == Operation::forward;  // needs no states, but can keep them
+  if (has_rows) call.slope = kept.take<Real>(vectors);
   if (!fused || call.kept_chunk > 0) {
     const std::int64_t states = fused ? call.kept_numbers() * call.heads : chunks;
     Arena& place = plan.keeps_rows ? arena : kept;

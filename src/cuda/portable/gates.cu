@@ -267,11 +267,12 @@ __device__ __forceinline__ void write_vectors(const Call<Real>& call, std::int64
   write(call.log_c, [&](int t) { return exponent(scan.c[t]); });
   write(call.qbar, [&](int t) { return exponential(u[t] + ends.m_start, Real{}); });
   write(call.abar, [&](int t) { return exponential(ends.b_last + scan.c[t] - ends.m_end, Real{}); });
-  if (!call.normalized && call.h.data != nullptr) {  // backward has them from forward, or makes them
+  // Backward has them from forward, or makes them. Forward may have nobody to keep them for.
+  if (!call.normalized && call.h.data != nullptr && call.inverse != nullptr) {
     write(call.inverse, [](int) { return Real{1}; });
     write(call.slope, [](int) { return Real{0}; });
   }
-  if (call.floor != nullptr) write(call.floor, [&](int t) { return exponential(u[t] - scan.b[t], Real{}); });
+  if (call.normalized && call.floor != nullptr) write(call.floor, [&](int t) { return exponential(u[t] - scan.b[t], Real{}); });
   if (call.c != nullptr) write(call.c, [&](int t) { return scan.c[t]; });
 }
 

@@ -98,13 +98,18 @@ void launch(const Call<float>& call, int parts, cudaStream_t stream) {
 
 template <class T>
 void launch_values(const Call<float>& call, cudaStream_t stream) {
-  // As few parts as possible, as wide as each other: 320 columns are two parts of 192.
-  const int panels = panels_of(call.dhv), parts = (panels + widest - 1) / widest;
-  switch ((panels + parts - 1) / parts) {
-    case 1: launch<T, 1>(call, parts, stream); break;
-    case 2: launch<T, 2>(call, parts, stream); break;
-    case 3: launch<T, 3>(call, parts, stream); break;
-    default: launch<T, 4>(call, parts, stream); break;
+  const int panels = panels_of(call.dhv);
+  if constexpr (!has_lifts<T>) {
+    launch<T, 1>(call, panels, stream);  // more of them have `reverse` instead
+  } else {
+    // As few parts as possible, as wide as each other: 320 columns are two parts of 192.
+    const int parts = (panels + widest - 1) / widest;
+    switch ((panels + parts - 1) / parts) {
+      case 1: launch<T, 1>(call, parts, stream); break;
+      case 2: launch<T, 2>(call, parts, stream); break;
+      case 3: launch<T, 3>(call, parts, stream); break;
+      default: launch<T, 4>(call, parts, stream); break;
+    }
   }
 }
 

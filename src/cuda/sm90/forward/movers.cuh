@@ -143,8 +143,7 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed, Direction> {
         if (arch::warp_arrivals > 1 && lane > 0) arch::arrive(at(Space::c_empty));
       }
       arch::named_wait(staged_barrier(warpgroup), warpgroup_threads + 32);
-      if (!Base::lean && Normalized && it.tile == 0)
-        store_rows(it, block, at(Space::rows, ring.slot, Space::row_bytes));
+      if (!Base::lean && keeps_rows(it)) store_rows(it, block, at(Space::rows, ring.slot, Space::row_bytes));
       if (lane == 0) {
 #pragma unroll 1
         for (int p = 0; p < N / 64; ++p)
@@ -152,7 +151,7 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed, Direction> {
                           it.map_token(call) + block * block_tokens, it.head, it.map_batch(call));
         arch::commit_stores();
       }
-      if (Base::lean && Normalized && it.tile == 0) store_rows(it, block, at(Space::rows, ring.slot, Space::row_bytes));
+      if (Base::lean && keeps_rows(it)) store_rows(it, block, at(Space::rows, ring.slot, Space::row_bytes));
       if (lane == 0) arch::wait_stores_read<0>();
       __syncwarp();
       if (arch::arrives(lane == 0)) arch::arrive(at(Space::q_empty, ring.slot * Space::parts));
@@ -190,6 +189,10 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed, Direction> {
       for (int part = 2; part >= 0; --part) sum += from_bits<T>(arch::read_half_word(place(part)));
       static_cast<float*>(call.n_states)[static_cast<std::int64_t>(kept_unit(it, block)) * call.dqk + row] = sum;
     }
+  }
+
+  __device__ __forceinline__ bool keeps_rows(const Item& it) const {
+    return Normalized && it.tile == 0 && call.inverse != nullptr;
   }
 
   __device__ void store_rows(const Item& it, int block, unsigned rows) const {
