@@ -132,13 +132,19 @@ void add_portable(std::vector<SmallCase>& all) {
   }
 }
 
-// Token by token: one state, some, so many that they take two launches; rows that do not lie on 16 bytes.
+// Token by token: one state, some, so many that they take two launches, of few rows and of many; rows that do not lie
+// on 16 bytes.
 void add_steps(std::vector<SmallCase>& all) {
   struct Row {
     std::int64_t batch, tokens, dqk, dhv;
   };
   for (const DType dtype : all_types)
-    for (const Row& row : {Row{1, 5, 40, 136}, {33, 2, 40, 136}, {2048, 1, 8, 64}, {2, 3, 20, 37}, {512, 2, 4, 129}}) {
+    for (const Row& row : {Row{1, 5, 40, 136},
+                           {33, 2, 40, 136},
+                           {2048, 1, 8, 64},
+                           {2048, 1, 264, 4},
+                           {2, 3, 20, 37},
+                           {512, 2, 4, 129}}) {
       Case c = small_case(dtype, row.tokens, 1, row.dqk, row.dhv);
       c.shape.batch = row.batch;
       c.options.formulation = Formulation::recurrent;

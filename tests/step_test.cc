@@ -112,7 +112,8 @@ TEST(Step, EqualsForward) {
 const StepCase many_states[] = {
     {InputGate::exponential, Normalizer::max, DType::bfloat16, DType::float32, 300, 2, 1, 7, 24, 128, Layout::fused},
     {InputGate::sigmoid, Normalizer::none, DType::float16, DType::float16, 130, 2, 4, 8, 40, 260, Layout::bthd},
-    {InputGate::exponential, Normalizer::max, DType::float32, DType::float32, 260, 2, 4, 4, 33, 132, Layout::bhtd}};
+    {InputGate::exponential, Normalizer::max, DType::float32, DType::float32, 260, 2, 4, 4, 33, 132, Layout::bhtd},
+    {InputGate::exponential, Normalizer::max, DType::bfloat16, DType::float32, 256, 2, 2, 4, 261, 68, Layout::bthd}};
 
 TEST(StepCuda, EqualsForward) {
   if (const std::string reason = why_unavailable(Device::cuda); !reason.empty()) GTEST_SKIP() << reason;
