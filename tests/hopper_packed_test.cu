@@ -62,6 +62,12 @@ const PackedShape packed_shapes[] = {
     {{1, 3000, 700, 129}, 1, 1, 8, 8, Layout::bhtd, InputGate::sigmoid, true},
     {{127, 129, 1, 1, 1, 511}, 9, 9, 128, 256},
     {Lengths(200, 3), 2, 2, 64, 200, Layout::bthd, InputGate::exponential, true},
+    // Narrow heads, with more items and tiles than blocks.
+    {mixed, 3, 3, 32, 32, Layout::bthd, InputGate::exponential, true},
+    {mixed, 2, 2, 64, 64, Layout::fused, InputGate::sigmoid, true},
+    {mixed, 2, 2, 24, 40, Layout::bhtd},
+    {repeated({0, 200, 3}, 45), 12, 12, 32, 32, Layout::bthd, InputGate::exponential, true},
+    {repeated({0, 200, 3}, 45), 12, 12, 64, 64},
     // Wide heads.
     {mixed, 1, 1, 256, 128, Layout::fused, InputGate::exponential, true},
     {mixed, 2, 2, 256, 512, Layout::bthd, InputGate::exponential, true},

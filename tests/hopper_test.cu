@@ -136,6 +136,51 @@ TEST_F(Cuda, Float16GradientsOnHopper) {
   check_shapes_on_hopper(DType::float16);
 }
 
+// Heads of dqk and dhv to 64, whose kernels have several blocks to a multiprocessor: every width, sequences that end at
+// every place of a chunk, and more items and tiles than blocks.
+TEST_F(Cuda, NarrowHeadsOnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  constexpr std::int64_t most = 64, step = 8;
+  constexpr std::int64_t lengths[] = {1, 60, 64, 65, 128, 129, 190, 300};
+  constexpr Layout layouts[] = {Layout::bthd, Layout::bhtd, Layout::fused};
+  int turn = 0;
+  for (std::int64_t dqk = step; dqk <= most; dqk += step)
+    for (std::int64_t dhv = step; dhv <= most; dhv += step, ++turn) {
+      const HopperShape shape{.batch = 1 + turn % 2,
+                              .tokens = lengths[turn % 8 ^ turn / 8],
+                              .heads = 2,
+                              .dqk = dqk,
+                              .dhv = dhv,
+                              .layout = layouts[turn % 3],
+                              .gate = turn % 4 < 2 ? InputGate::exponential : InputGate::sigmoid,
+                              .states = turn % 5 < 3};
+      Case c = case_of(shape, DType::bfloat16);
+      c.options.keep_states = turn % 3 < 2;
+      check_on_hopper(c, true);
+    }
+  constexpr HopperShape many[] = {
+      {40, 150, 16, 32, 32, Layout::bthd, InputGate::exponential, true},
+      {40, 129, 16, 64, 64},
+      {40, 200, 14, 24, 40, Layout::fused, InputGate::sigmoid},
+      {1, 1000, 3, 32, 32, Layout::bhtd, InputGate::exponential, true},
+      {2, 1024, 3, 64, 64, Layout::bthd, InputGate::exponential, true},
+  };
+  for (const HopperShape& shape : many)
+    for (const bool keep : {false, true}) {
+      Case c = case_of(shape, DType::bfloat16);
+      c.options.keep_states = keep;
+      check_on_hopper(c, true);
+    }
+  for (const Regime regime : reference::all_regimes)
+    for (const std::int64_t width : {32, 64}) {
+      Case c = gpu_case(
+          {.batch = 1, .tokens = 500, .qk_heads = 2, .heads = 2, .dqk = width, .dhv = width, .dtype = DType::bfloat16});
+      c.regime = regime;
+      c.options.keep_states = true;
+      check_on_hopper(c, true);
+    }
+}
+
 // dC and dV in one kernel: both columns of blocks, ends of sequences at every place of a chunk, segments with and
 // without pieces, more tiles than multiprocessors.
 TEST_F(Cuda, ReverseOnHopper) {

@@ -52,6 +52,7 @@ __device__ __forceinline__ void pin(float2& x) { asm volatile("" : "+f"(x.x), "+
 #define TFLA_SUMS_64(x) TFLA_SUMS_32(x), TFLA_SUMS_16(x, 32), TFLA_SUMS_16(x, 48)
 #define TFLA_SUMS_96(x) TFLA_SUMS_64(x), TFLA_SUMS_16(x, 64), TFLA_SUMS_16(x, 80)
 #define TFLA_SUMS_128(x) TFLA_SUMS_96(x), TFLA_SUMS_16(x, 96), TFLA_SUMS_16(x, 112)
+#define TFLA_NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define TFLA_NAMES_32                                                      \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -75,6 +76,17 @@ __device__ __forceinline__ void pin(float2& x) { asm volatile("" : "+f"(x.x), "+
                " {%0, %1, %2, %3}, %4, %5, p, 1, 1, %7, %8;\n}\n"                                                  \
                : TFLA_SUMS_4(sum, 0)                                                                               \
                : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(A == Major::across), "n"(B == Major::across))
+#define TFLA_SHARED_PRODUCT_16(TYPE)                                                                                 \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\nwgmma.mma_async.sync.aligned.m64n32k16.f32." TYPE "." TYPE \
+               " {" TFLA_NAMES_16 "}, %16, %17, p, 1, 1, %19, %20;\n}\n"                                             \
+               : TFLA_SUMS_16(sum, 0)                                                                                \
+               : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(A == Major::across), "n"(B == Major::across))
+#define TFLA_REGISTER_PRODUCT_16(TYPE)                                                                               \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\nwgmma.mma_async.sync.aligned.m64n32k16.f32." TYPE "." TYPE \
+               " {" TFLA_NAMES_16 "}, {%16, %17, %18, %19}, %20, p, 1, 1, %22;\n}\n"                                 \
+               : TFLA_SUMS_16(sum, 0)                                                                                \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),                     \
+                 "n"(B == Major::across))
 #define TFLA_SHARED_PRODUCT_32(TYPE)                                                                                 \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE \
                " {" TFLA_NAMES_32 "}, %32, %33, p, 1, 1, %35, %36;\n}\n"                                             \
@@ -123,10 +135,12 @@ __device__ __forceinline__ void pin(float2& x) { asm volatile("" : "+f"(x.x), "+
 // sum (+)= A B with A [64, 16] and B [16, 2 R], both in shared memory.
 template <class T, Major A, Major B, int R>
 __device__ __forceinline__ void multiply(float (&sum)[R], std::uint64_t a, std::uint64_t b, bool add) {
-  static_assert(R == 4 || R == 32 || R == 64 || R == 96 || R == 128, "8, 64, 128, 192 or 256 columns");
+  static_assert(R == 4 || R == 16 || R == 32 || R == 64 || R == 96 || R == 128, "8, 32, 64, 128, 192 or 256 columns");
   constexpr bool bf16 = std::is_same_v<T, __nv_bfloat16>;
   if constexpr (R == 4 && bf16) TFLA_SHARED_PRODUCT_4("bf16");
   if constexpr (R == 4 && !bf16) TFLA_SHARED_PRODUCT_4("f16");
+  if constexpr (R == 16 && bf16) TFLA_SHARED_PRODUCT_16("bf16");
+  if constexpr (R == 16 && !bf16) TFLA_SHARED_PRODUCT_16("f16");
   if constexpr (R == 32 && bf16) TFLA_SHARED_PRODUCT_32("bf16");
   if constexpr (R == 32 && !bf16) TFLA_SHARED_PRODUCT_32("f16");
   if constexpr (R == 64 && bf16) TFLA_SHARED_PRODUCT_64("bf16");
@@ -140,8 +154,10 @@ __device__ __forceinline__ void multiply(float (&sum)[R], std::uint64_t a, std::
 // The same with A in registers, as mma.sync holds a 16 x 16 tile per warp.
 template <class T, Major B, int R>
 __device__ __forceinline__ void multiply(float (&sum)[R], const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
-  static_assert(R == 32 || R == 64 || R == 96 || R == 128, "64, 128, 192 or 256 columns");
+  static_assert(R == 16 || R == 32 || R == 64 || R == 96 || R == 128, "32, 64, 128, 192 or 256 columns");
   constexpr bool bf16 = std::is_same_v<T, __nv_bfloat16>;
+  if constexpr (R == 16 && bf16) TFLA_REGISTER_PRODUCT_16("bf16");
+  if constexpr (R == 16 && !bf16) TFLA_REGISTER_PRODUCT_16("f16");
   if constexpr (R == 32 && bf16) TFLA_REGISTER_PRODUCT_32("bf16");
   if constexpr (R == 32 && !bf16) TFLA_REGISTER_PRODUCT_32("f16");
   if constexpr (R == 64 && bf16) TFLA_REGISTER_PRODUCT_64("bf16");
@@ -160,11 +176,14 @@ __device__ __forceinline__ void multiply(float (&sum)[R], const std::uint32_t (&
 #undef TFLA_SHARED_PRODUCT_64
 #undef TFLA_REGISTER_PRODUCT_32
 #undef TFLA_SHARED_PRODUCT_32
+#undef TFLA_REGISTER_PRODUCT_16
+#undef TFLA_SHARED_PRODUCT_16
 #undef TFLA_SHARED_PRODUCT_4
 #undef TFLA_NAMES_128
 #undef TFLA_NAMES_96
 #undef TFLA_NAMES_64
 #undef TFLA_NAMES_32
+#undef TFLA_NAMES_16
 #undef TFLA_SUMS_128
 #undef TFLA_SUMS_96
 #undef TFLA_SUMS_64

@@ -44,8 +44,10 @@ struct Units {
   int in_segment;
   int blocks;  // of threads: read from here it takes no register
 
-  Units(const Call<float>& call, int in_segment)
-      : in_segment(in_segment), blocks(std::min(static_cast<int>(call.most_parts()) * in_segment, multiprocessors())) {}
+  // residents: blocks of a multiprocessor.
+  Units(const Call<float>& call, int in_segment, int residents = 1)
+      : in_segment(in_segment),
+        blocks(std::min(static_cast<int>(call.most_parts()) * in_segment, multiprocessors() * residents)) {}
 
   // followed: only those of segments that another one follows.
   __device__ __forceinline__ int count(const Call<float>& call, bool followed) const {

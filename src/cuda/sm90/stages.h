@@ -46,6 +46,8 @@ void launch_forward(const Call<float>& call, cudaStream_t stream);
 [[nodiscard]] bool wide_gradients(std::int64_t dqk, std::int64_t dhv);
 template <class T>
 void launch_gradients(const Call<float>& call, cudaStream_t stream);
+// The same of heads of dqk and dhv to 64, in bfloat16.
+void launch_narrow_gradients(const Call<float>& call, cudaStream_t stream);
 // dQ, dK and the row sums of heads of any width. With call.traces also <C, dC> of every chunk, in trace_parts parts.
 [[nodiscard]] int trace_parts(int dqk);
 template <class T>

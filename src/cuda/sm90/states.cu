@@ -1,6 +1,6 @@
 // Stage `states` and its reverse-time twin (see portable/states.cu) on Hopper. A block owns up to 128 x 256 of a state:
 // two warpgroups keep half of the columns each in registers over a whole segment of a sequence, while a third moves
-// data.
+// data. Of heads of dqk and dhv to 64 one warpgroup keeps the state, and several blocks share a multiprocessor.
 //
 //   warp 0      X (keys or queries) and Y (values or dH), 64 tokens at a time, into a ring
 //   warp 1      weights of these tokens and the decay of their chunk
@@ -19,7 +19,11 @@ namespace tfla::cuda::sm90 {
 int state_columns(int dhv) { return dhv <= 128 ? 1 : (dhv + 255) / 256; }
 int state_tiles(int dqk, int dhv) { return (dqk <= 64 ? 1 : (dqk + 127) / 128) * state_columns(dhv); }
 
-int state_parts(int dqk, int dhv) { return state_tiles(dqk, dhv) * states::warpgroups * 4; }
+int state_parts(int dqk, int dhv) {
+  using states::Roles;
+  const bool narrow = dqk <= 64 && dhv <= 64;
+  return state_tiles(dqk, dhv) * 4 * (narrow ? Roles<1, 64>::warpgroups : Roles<2, 256>::warpgroups);
+}
 
 template void launch_segment_starts<__nv_bfloat16>(const Call<float>&, cudaStream_t);
 template void launch_segment_ends<__nv_bfloat16>(const Call<float>&, cudaStream_t);

@@ -113,7 +113,9 @@ void launch_for_dhv(const Call<float>& call, cudaStream_t stream) {
 
 template <class T>
 void launch_gradients(const Call<float>& call, cudaStream_t stream) {
-  if (wide_gradients(call.dqk, call.dhv)) {
+  if (!has_lifts<T> && call.dqk <= panel && call.dhv <= panel) {
+    launch_narrow_gradients(call, stream);
+  } else if (wide_gradients(call.dqk, call.dhv)) {
     launch_values<T>(call, stream);
     launch_keys<T>(call, stream);
   } else if (call.dqk <= panel) {

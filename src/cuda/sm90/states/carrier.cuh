@@ -5,9 +5,9 @@
 
 namespace tfla::cuda::sm90::states {
 
-template <class T, Time Direction, Pass Which, int M, int N, bool Packed>
-struct Carrier : Block<T, Direction, Which, M, N, Packed> {
-  using Base = Block<T, Direction, Which, M, N, Packed>;
+template <class T, Time Direction, Pass Which, int M, int Columns, bool Packed>
+struct Carrier : Block<T, Direction, Which, M, Columns, Packed> {
+  using Base = Block<T, Direction, Which, M, Columns, Packed>;
   using Base::adds;
   using Base::blocks_per_chunk;
   using Base::call;
@@ -17,11 +17,13 @@ struct Carrier : Block<T, Direction, Which, M, N, Packed> {
   using Base::gates;
   using Base::half;
   using Base::lifted;
+  using Base::N;
   using Base::proper;
   using Base::reverse;
   using Base::shape;
   using Base::space;
   using Base::tile_of;
+  using Base::warpgroups;
   using typename Base::Item;
   using typename Base::Space;
   using typename Base::Tile;

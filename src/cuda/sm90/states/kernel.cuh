@@ -13,12 +13,14 @@ namespace tfla::cuda::sm90 {
 
 namespace states {
 
-template <class T, Time Direction, Pass Which, int M, int N, bool Packed>
-__global__ void __launch_bounds__(threads, 1)
-    states_kernel(const __grid_constant__ typename Block<T, Direction, Which, M, N, Packed>::Maps maps,
+template <class T, Time Direction, Pass Which, int M, int Columns, bool Packed>
+__global__ void __launch_bounds__(Residents<Direction, M, Columns>::threads, Residents<Direction, M, Columns>::blocks)
+    states_kernel(const __grid_constant__ typename Block<T, Direction, Which, M, Columns, Packed>::Maps maps,
                   const __grid_constant__ Call<float> call,
-                  const __grid_constant__ typename Block<T, Direction, Which, M, N, Packed>::Shape shape) {
-  using Space = states::Space<Direction, M, N>;
+                  const __grid_constant__ typename Block<T, Direction, Which, M, Columns, Packed>::Shape shape) {
+  using Space = states::Space<Direction, M, Columns>;
+  using Residents = states::Residents<Direction, M, Columns>;
+  constexpr int warpgroups = Space::warpgroups;
   extern __shared__ unsigned char memory[];
   const unsigned space = (arch::shared_address(memory) + 1023U) & ~1023U;
   if (threadIdx.x == 0) {
@@ -36,28 +38,29 @@ __global__ void __launch_bounds__(threads, 1)
   __syncthreads();
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
-  const Block<T, Direction, Which, M, N, Packed> block{call, maps, shape, space};
+  const Block<T, Direction, Which, M, Columns, Packed> block{call, maps, shape, space};
   const int warpgroup = static_cast<int>(threadIdx.x) / warpgroup_threads;
   if (warpgroup == 0) {
-    arch::fewer_registers<40>();
-    const Movers<T, Direction, Which, M, N, Packed> movers{block};
+    arch::fewer_registers<Residents::movers>();
+    const Movers<T, Direction, Which, M, Columns, Packed> movers{block};
     if (threadIdx.x == 0) movers.load_tokens();
     if (threadIdx.x / 32 == 1) movers.load_gates();
     if (threadIdx.x == 64 && Which == Pass::proper) movers.move_states();
   } else {
-    arch::more_registers<232>();
-    Carrier<T, Direction, Which, M, N, Packed>{block}.carry(warpgroup - 1);
+    arch::more_registers<Residents::state>();
+    Carrier<T, Direction, Which, M, Columns, Packed>{block}.carry(warpgroup - 1);
   }
 }
 
-template <class T, Time Direction, Pass Which, int M, int N, bool Packed>
+template <class T, Time Direction, Pass Which, int M, int Columns, bool Packed>
 void launch_pass(const Call<float>& call, cudaStream_t stream) {
-  using Block = states::Block<T, Direction, Which, M, N, Packed>;
+  using Block = states::Block<T, Direction, Which, M, Columns, Packed>;
+  using Residents = states::Residents<Direction, M, Columns>;
   constexpr bool reverse = Direction == Time::reverse;
   const auto tiles = [](int size, int step) { return (size + step - 1) / step; };
   Shape shape{};
   shape.row_tiles = tiles(call.dqk, 64 * M);
-  shape.column_tiles = tiles(call.dhv, warpgroups * N);
+  shape.column_tiles = tiles(call.dhv, Columns);
   shape.items = static_cast<int>(call.sequences) * call.heads * call.segments * shape.row_tiles * shape.column_tiles;
   if (Which != Pass::proper) shape.items *= call.pieces;
   typename Block::Maps maps{};
@@ -69,36 +72,37 @@ void launch_pass(const Call<float>& call, cudaStream_t stream) {
   if (Which == Pass::proper) maps.stored = map_of(reverse ? call.dstates : call.states);
   if (Which == Pass::proper && reverse) maps.c = map_of(call.states);
   const auto start = [&](const typename Block::Shape& units, int blocks) {
-    launch_chained("states", states_kernel<T, Direction, Which, M, N, Packed>, blocks, threads,
-                   Space<Direction, M, N>::bytes, stream, maps, call, units);
+    launch_chained("states", states_kernel<T, Direction, Which, M, Columns, Packed>, blocks, Residents::threads,
+                   Space<Direction, M, Columns>::bytes, stream, maps, call, units);
   };
   if constexpr (Packed) {
     maps.nothing = nothing_map(call, block_tokens);
-    const Units units(call, call.heads * shape.row_tiles * shape.column_tiles);
+    const Units units(call, call.heads * shape.row_tiles * shape.column_tiles, Residents::blocks);
     start({shape, units, Divider(shape.row_tiles), Divider(shape.column_tiles), Divider(call.heads)}, units.blocks);
   } else {
-    start(shape, std::min(shape.items, multiprocessors()));
+    start(shape, std::min(shape.items, multiprocessors() * Residents::blocks));
   }
 }
 
 // Which: totals alone, with the states they add up to, or what comes after.
-template <class T, Time Direction, Pass Which, int M, int N>
+template <class T, Time Direction, Pass Which, int M, int Columns>
 void launch_step(const Call<float>& call, cudaStream_t stream) {
   if (call.cu_seqlens != nullptr) {
-    launch_pass<T, Direction, Which, M, N, true>(call, stream);
+    launch_pass<T, Direction, Which, M, Columns, true>(call, stream);
     if (Which != Pass::proper) launch_packed_scan(call, Direction == Time::reverse, stream);
     return;
   }
-  launch_pass<T, Direction, Which, M, N, false>(call, stream);
+  launch_pass<T, Direction, Which, M, Columns, false>(call, stream);
   if (Which != Pass::proper) launch_segment_scan<T>(call, Direction, stream);
 }
 
 template <class T, Time Direction, Pass Which>
 void launch(const Call<float>& call, cudaStream_t stream) {
-  if (call.dqk <= 64 && call.dhv <= 128) return launch_step<T, Direction, Which, 1, 64>(call, stream);
-  if (call.dqk <= 64) return launch_step<T, Direction, Which, 1, 128>(call, stream);
-  if (call.dhv <= 128) return launch_step<T, Direction, Which, 2, 64>(call, stream);
-  launch_step<T, Direction, Which, 2, 128>(call, stream);
+  if (call.dqk <= 64 && call.dhv <= 64) return launch_step<T, Direction, Which, 1, 64>(call, stream);
+  if (call.dqk <= 64 && call.dhv <= 128) return launch_step<T, Direction, Which, 1, 128>(call, stream);
+  if (call.dqk <= 64) return launch_step<T, Direction, Which, 1, 256>(call, stream);
+  if (call.dhv <= 128) return launch_step<T, Direction, Which, 2, 128>(call, stream);
+  launch_step<T, Direction, Which, 2, 256>(call, stream);
 }
 
 }  // namespace states

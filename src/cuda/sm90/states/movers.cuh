@@ -5,9 +5,9 @@
 
 namespace tfla::cuda::sm90::states {
 
-template <class T, Time Direction, Pass Which, int M, int N, bool Packed>
-struct Movers : Block<T, Direction, Which, M, N, Packed> {
-  using Base = Block<T, Direction, Which, M, N, Packed>;
+template <class T, Time Direction, Pass Which, int M, int Columns, bool Packed>
+struct Movers : Block<T, Direction, Which, M, Columns, Packed> {
+  using Base = Block<T, Direction, Which, M, Columns, Packed>;
   using Base::adds;
   using Base::blocks_per_chunk;
   using Base::call;
@@ -19,6 +19,7 @@ struct Movers : Block<T, Direction, Which, M, N, Packed> {
   using Base::maps;
   using Base::reverse;
   using Base::space;
+  using Base::warpgroups;
   using typename Base::Item;
   using typename Base::Space;
 
@@ -47,7 +48,7 @@ struct Movers : Block<T, Direction, Which, M, N, Packed> {
         for (int p = 0; p < M; ++p)
           arch::load_box(slot + p * panel_bytes, map_for(maps.x, it.row + p * panel, call.dqk), full(ring.slot),
                          it.row + p * panel, token, Packed ? x_head : it.head / call.group, batch);
-        for (int p = 0; p < warpgroups * N / panel; ++p)
+        for (int p = 0; p < Columns / panel; ++p)
           arch::load_box(slot + Space::x_bytes + p * panel_bytes, map_for(maps.y, it.column + p * panel, call.dhv),
                          full(ring.slot), it.column + p * panel, token, it.head, batch);
       }
@@ -86,7 +87,7 @@ struct Movers : Block<T, Direction, Which, M, N, Packed> {
       const unsigned barrier = space + Space::loaded + 8 * buffer;
       arch::arrive_expecting(barrier, warpgroups * Space::half_bytes);
       const auto unit = static_cast<int>((it.first_number + chunk) * call.heads + it.head);
-      for (int p = 0; p < warpgroups * N / panel; ++p)
+      for (int p = 0; p < Columns / panel; ++p)
         arch::load_box(half(buffer, 0) + p * M * panel_bytes, &maps.c, barrier, it.column + p * panel, it.row, unit);
     };
     each_item([&](const Item& it) {
@@ -99,7 +100,7 @@ struct Movers : Block<T, Direction, Which, M, N, Packed> {
         arch::wait(space + Space::staged + 8 * buffer, turns >> buffer & 1);
         turns ^= 1U << buffer;
         const auto unit = static_cast<int>((it.first_number + chunk) * call.heads + it.head);
-        for (int p = 0; p < warpgroups * N / panel; ++p)
+        for (int p = 0; p < Columns / panel; ++p)
           arch::store_box(half(buffer, 0) + p * M * panel_bytes, &maps.stored, it.column + p * panel, it.row, unit);
         arch::commit_stores();
         arch::wait_stores_read<0>();

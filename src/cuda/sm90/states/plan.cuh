@@ -16,12 +16,19 @@ namespace tfla::cuda::sm90::states {
 // The states themselves; the totals of segments, from which they start; the same to the digits that H shows.
 enum class Pass { proper, totals, rough_totals };
 
-constexpr int warpgroups = 2;
-constexpr int threads = (1 + warpgroups) * warpgroup_threads;
+// Who does what: 64 M rows by Columns of a state, dealt out to warpgroups by columns, and one warpgroup that moves
+// data.
+template <int M, int Columns>
+struct Roles {
+  static constexpr int warpgroups = Columns > 64 ? 2 : 1;
+  static constexpr int N = Columns / warpgroups;  // columns of one of them
+  static constexpr int threads = (1 + warpgroups) * warpgroup_threads;
+};
 
 // Shared memory, in bytes from a 1,024-byte boundary.
-template <Time Direction, int M, int N>
-struct Space {
+template <Time Direction, int M, int Columns>
+struct Space : Roles<M, Columns> {
+  using Roles<M, Columns>::N, Roles<M, Columns>::warpgroups;
   static constexpr bool reverse = Direction == Time::reverse;
   static constexpr int slots = reverse ? 2 : 3;
   static constexpr int x_bytes = M * panel_bytes;
@@ -40,6 +47,18 @@ struct Space {
   static constexpr int largest = (loaded + 8 * buffers + 15) / 16 * 16;  // float16: the largest numbers of warps
   static constexpr int bytes = largest + 2 * 4 * 4 * warpgroups + 1024;
   static_assert(bytes <= 232448, "what a block may have");
+};
+
+// Blocks of a multiprocessor, and registers of a thread. Those of narrow heads mostly wait: there are as many as do not
+// spill and shared memory has room for.
+template <Time Direction, int M, int Columns>
+struct Residents {
+  static constexpr int blocks = M > 1 || Columns > 64 ? 1 : Direction == Time::reverse ? 4 : 2;
+  static constexpr int threads = Roles<M, Columns>::threads;
+  static constexpr int own_bytes = 1024;  // of shared memory, which each takes besides
+  static_assert(blocks * (Space<Direction, M, Columns>::bytes + own_bytes) <= 233472, "what a multiprocessor has");
+  static constexpr int movers = 40;
+  static constexpr int state = blocks == 1 ? 232 : 65536 / (blocks * warpgroup_threads) - movers;
 };
 
 // The blocks of 64 tokens of one segment, or piece of one, in the order of time, and the tile of the state.
@@ -138,19 +157,20 @@ struct PackedShape : Shape {
 };
 
 // What every thread of a block knows.
-template <class T, Time Direction, Pass Which, int M, int N, bool Packed>
+template <class T, Time Direction, Pass Which, int M, int Columns, bool Packed>
 struct Block {
   using Item = std::conditional_t<Packed, PackedItem, DenseItem>;
   using Maps = std::conditional_t<Packed, PackedMaps, states::Maps>;
   using Shape = std::conditional_t<Packed, PackedShape, states::Shape>;
-  using Space = states::Space<Direction, M, N>;
+  using Space = states::Space<Direction, M, Columns>;
+  static constexpr int warpgroups = Space::warpgroups, N = Space::N;
   static constexpr bool lifted = has_lifts<T>;
   static constexpr bool reverse = Direction == Time::reverse;
   static constexpr bool proper = Which == Pass::proper;
   static constexpr bool pairs = !lifted && (!proper || M == 1);
   static constexpr auto terms = lifted || Which == Pass::rough_totals ? Terms::one : Terms::two;
   using Tile = std::conditional_t<pairs, StateTile<T, M, N, terms, 1, 2, true>, StateTile<T, M, N, terms>>;
-  static constexpr int row_step = 64 * M, column_step = warpgroups * N;
+  static constexpr int row_step = 64 * M, column_step = Columns;
 
   const Call<float>& call;
   const Maps& maps;
