@@ -55,7 +55,7 @@ struct Product {
 };
 
 // On the calling thread. Each element of out is one chain of multiply-adds in the order of a's columns, in blocks of
-// 256 of them, so it depends on neither the number of rows and columns nor on where they begin.
+// 128 of them, so it depends on neither the number of rows and columns nor on where they begin.
 void multiply(const Product<float>& product);
 void multiply(const Product<double>& product);
 
