@@ -49,7 +49,7 @@ def features(operation: str, row: dict[str, Any]) -> list[float]:
     dqk, dhv, tile, chunk = (float(row[key]) for key in ("dqk", "dhv", "tile", "chunk"))
     state, square_qk, square_hv = PRODUCTS[operation]
     rebuilt = 1 - tile / chunk if operation == "backward" else 0.0
-    flops = 2 * ((state + rebuilt) * dqk * dhv + tile * (square_qk * dqk + square_hv * dhv))
+    flops = 2 * (state + rebuilt) * dqk * dhv + tile * (square_qk * dqk + square_hv * dhv)  # half squares
     return [flops, tile, dqk * dhv * ITEM / tile, 1.0]
 
 

@@ -59,9 +59,9 @@ ProductRate measure_products(int threads, double min_time) {
   const auto multiply = [&] {
     cpu::parallel_for(threads, threads, [&](std::int64_t unit, int) {
       Operands& mine = operands[static_cast<std::size_t>(unit)];
-      cpu::product(cpu::dense(mine.out.data(), product_size, product_size),
-                   cpu::dense<const float>(mine.a.data(), product_size, product_size),
-                   cpu::dense<const float>(mine.b.data(), product_size, product_size), 0.0F);
+      cpu::library_product(cpu::dense(mine.out.data(), product_size, product_size),
+                           cpu::dense<const float>(mine.a.data(), product_size, product_size),
+                           cpu::dense<const float>(mine.b.data(), product_size, product_size));
     });
   };
   const Timing timing = measure({multiply}, min_time).front();

@@ -19,7 +19,7 @@ namespace {
 constexpr std::initializer_list<DType> floats = {DType::float32, DType::float64, DType::bfloat16, DType::float16};
 constexpr std::initializer_list<DType> integers = {DType::int32, DType::int64};
 
-// The matrix library counts in 32 bits.
+// Far beyond what memory holds, and products of such numbers still fit 64 bits.
 constexpr std::int64_t largest_head_dim = std::numeric_limits<std::int32_t>::max();
 
 [[nodiscard]] DType state_dtype(const MlstmShape& shape) {

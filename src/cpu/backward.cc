@@ -45,7 +45,7 @@ class SpanGradients {
       TileGradients<Real>(problem_, tensors_.dh, tile, gates, worker_.tile).row_gradients(state);
       const std::int64_t offset = head * problem_.tokens() + span_.sequence.packed + token;
       std::copy_n(worker_.tile.deta, tile.size(), scratch_.deta + offset);
-      if (tile.end < span_.end) advance(problem_, tile, gates, worker_.tile.operands, columns, state);
+      if (tile.end < span_.end) advance(load_keys(problem_, tile, worker_.tile.operands, columns), gates, state, state);
       token = tile.end;
     }
   }
@@ -73,9 +73,11 @@ class SpanGradients {
     return whole_state(worker_.inner + (tile - 1) * state_size(problem_.plan.shape), token);
   }
 
-  void advance_over(std::int64_t head, std::int64_t begin, std::int64_t end, State<Real>& state) const {
+  void advance_over(std::int64_t head, std::int64_t begin, std::int64_t end, const State<Real>& from,
+                    State<Real>& to) const {
     const Tile tile{span_.sequence, head, begin, end};
-    advance(problem_, tile, gates_at(head, begin), worker_.tile.operands, all_columns(problem_.plan.shape), state);
+    advance(load_keys(problem_, tile, worker_.tile.operands, all_columns(problem_.plan.shape)), gates_at(head, begin),
+            from, to);
   }
 
   // Forward in time: the state at every chunk start of the span.
@@ -90,16 +92,12 @@ class SpanGradients {
     }
     for (std::int64_t begin = span_.begin; begin + plan.chunk < span_.end; begin += plan.chunk) {
       State<Real> next = chunk_state(begin + plan.chunk);
-      copy_state(state, next);
       for (std::int64_t token = begin; token < begin + plan.chunk;) {
         const std::int64_t end = tile_end(plan, token, span_.end);
-        const Tile ahead{span_.sequence, head, end, tile_end(plan, end, span_.end)};
-        prefetch_tile(Access::read, problem_.k, ahead, head / problem_.group());
-        prefetch_tile(Access::read, problem_.v, ahead, head);
-        advance_over(head, token, end, next);
+        advance_over(head, token, end, state, next);
+        state = next;
         token = end;
       }
-      state = next;
     }
   }
 
@@ -108,8 +106,7 @@ class SpanGradients {
     for (std::int64_t token = begin; tile_end(problem_.plan, token, end) < end;) {
       const std::int64_t next = tile_end(problem_.plan, token, end);
       State<Real> state = tile_state(begin, next);
-      copy_state(tile_state(begin, token), state);
-      advance_over(head, token, next, state);
+      advance_over(head, token, next, tile_state(begin, token), state);
       token = next;
     }
   }
@@ -134,7 +131,6 @@ class SpanGradients {
       for (std::int64_t tile_stop = end; tile_stop > begin;) {
         const Tile tile{span_.sequence, head, tile_begin(plan, tile_stop), tile_stop};
         const GateVectors<Real> gates = gates_at(head, tile.begin);
-        prefetch(tile);
         const TileGradients<Real> work(problem_, tensors_.dh, tile, gates, worker_.tile);
         const State<Real> state = tile_state(begin, tile.begin);
         work.row_gradients(state);
@@ -149,20 +145,6 @@ class SpanGradients {
     if (span_.begin == 0) {
       store_state(dstate, tensors_.dinitial_state.C, tensors_.dinitial_state.n, sequence, head);
     }
-  }
-
-  // Results of this tile, operands of the one before it.
-  void prefetch(const Tile& tile) const {
-    const std::int64_t qk_head = tile.head / problem_.group();
-    prefetch_tile(Access::write, tensors_.dq, tile, qk_head);
-    prefetch_tile(Access::write, tensors_.dk, tile, qk_head);
-    prefetch_tile(Access::write, tensors_.dv, tile, tile.head);
-    if (tile.begin == span_.begin) return;
-    const Tile next{tile.sequence, tile.head, tile_begin(problem_.plan, tile.begin), tile.begin};
-    prefetch_tile(Access::read, problem_.q, next, qk_head);
-    prefetch_tile(Access::read, problem_.k, next, qk_head);
-    prefetch_tile(Access::read, problem_.v, next, tile.head);
-    prefetch_tile(Access::read, tensors_.dh, next, tile.head);
   }
 
   void store(const Tile& tile, const TileGradients<Real>& work, bool first_of_group) const {
@@ -215,11 +197,10 @@ void dstates_at_spans(const Problem& problem, const BackwardTensors& tensors, co
       const GateVectors<Real> gates = scratch.gates.at(problem, sequence, head, tile.begin);
       const std::int64_t offset = head * problem.tokens() + sequence.packed + tile.begin;
       const Matrix<const Real> Q = load_tile(problem.q, tile, head / problem.group(), buffers.q, 0, plan.shape.dqk);
-      const Matrix<const Real> dH = load_tile(tensors.dh, tile, head, buffers.dh, columns.first, columns.width);
       const Matrix<Real> Qb = dense(buffers.qb, tile.size(), plan.shape.dqk);
-      const Matrix<Real> dHt = dense(buffers.dht, tile.size(), columns.width);
+      const Matrix<Real> dHt =
+          load_scaled(tensors.dh, tile, head, gates.inverse, buffers.dht, columns.first, columns.width);
       scale_rows(static_cast<Real>(problem.settings.scale), gates.qbar, Q, Qb);
-      scale_rows<Real>(1, gates.inverse, dH, dHt);
       retreat<Real>(gates.qbar[tile.size() - 1], Qb, dHt, problem.settings.exact ? scratch.deta + offset : nullptr,
                     dstate);
       end = tile.begin;

@@ -1,7 +1,9 @@
 #include "cpu/denominators.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstddef>
 
 #include "cpu/simd.h"
 #include "cpu/tile.h"
@@ -12,8 +14,27 @@ namespace {
 
 // Tokens whose decays and weights are computed at a time.
 constexpr std::int64_t norm_block = 64;
+// Tokens that pass over n together.
+constexpr std::int64_t norm_group = 4;
 // Tokens between asking for a row and reading it.
 constexpr std::int64_t norm_ahead = 8;
+
+// A row of q or k: where it is, or converted.
+template <class Real>
+const Real* norm_row(const TensorView& view, const Sequence& sequence, std::int64_t token, std::int64_t head,
+                     Real* buffer) {
+  const void* row = row_of(view, sequence, token, head);
+  if (view.dtype == native<Real>) return static_cast<const Real*>(row);
+  simd::load(row, view.dtype, buffer, view.shape[3]);
+  return buffer;
+}
+
+// Rows of one head lie far apart, which hardware prefetchers do not follow.
+void prefetch_row(const TensorView& view, const Sequence& sequence, std::int64_t token, std::int64_t head) {
+  constexpr std::int64_t line = 64;
+  const auto* row = static_cast<const std::byte*>(row_of(view, sequence, token, head));
+  for (std::int64_t at = 0; at < view.shape[3] * item_size(view.dtype); at += line) __builtin_prefetch(row + at, 0, 2);
+}
 
 }  // namespace
 
@@ -22,8 +43,8 @@ NormBuffers<Real>::NormBuffers(Arena& arena, const Plan& plan) {
   n = arena.take<double>(plan.shape.dqk);
   decay = arena.take<double>(norm_block);
   weight = arena.take<double>(norm_block);
-  q = arena.take<Real>(plan.shape.dqk);
-  k = arena.take<Real>(plan.shape.dqk);
+  q = arena.take<Real>(norm_group * plan.shape.dqk);
+  k = arena.take<Real>(norm_group * plan.shape.dqk);
 }
 
 Denominator denominator(const Settings& settings, double qn, double m) {
@@ -74,20 +95,28 @@ void denominators(const Problem& problem, const GateVectors<Real>& vectors, cons
     }
     simd::exp_shifted(1.0, 0.0, buffers.decay, buffers.decay, count);
     simd::exp_shifted(1.0, 0.0, buffers.weight, buffers.weight, count);
-    for (std::int64_t t = 0; t < count; ++t) {
-      const std::int64_t token = block + t;
-      const Tile row{sequence, head, token, token + 1};
-      const Tile ahead{sequence, head, std::min(token + norm_ahead, sequence.length - 1),
-                       std::min(token + norm_ahead + 1, sequence.length)};
-      prefetch_tile(Access::read, problem.q, ahead, qk_head);
-      prefetch_tile(Access::read, problem.k, ahead, qk_head);
-      const Matrix<const Real> q = load_tile(problem.q, row, qk_head, buffers.q, 0, dqk);
-      const Matrix<const Real> k = load_tile(problem.k, row, qk_head, buffers.k, 0, dqk);
-      const double qn = problem.settings.scale *
-                        simd::step_vector(buffers.decay[t], buffers.weight[t], k.data, q.data, buffers.n, dqk);
-      const Denominator den = denominator(problem.settings, qn, -gates.minus_m[token]);
-      gates.inverse[token] = static_cast<Real>(den.inverse);
-      gates.slope[token] = static_cast<Real>(den.slope);
+    for (std::int64_t t = 0; t < count; t += norm_group) {
+      const std::int64_t members = std::min(norm_group, count - t);
+      std::array<const Real*, norm_group> q{};
+      std::array<const Real*, norm_group> k{};
+      std::array<double, norm_group> qn{};
+      for (std::int64_t member = 0; member < members; ++member) {
+        const std::int64_t token = block + t + member;
+        const std::int64_t ahead = std::min(token + norm_ahead, sequence.length - 1);
+        const auto index = static_cast<std::size_t>(member);
+        prefetch_row(problem.q, sequence, ahead, qk_head);
+        prefetch_row(problem.k, sequence, ahead, qk_head);
+        q[index] = norm_row(problem.q, sequence, token, qk_head, buffers.q + member * dqk);
+        k[index] = norm_row(problem.k, sequence, token, qk_head, buffers.k + member * dqk);
+      }
+      simd::step_vector(members, buffers.decay + t, buffers.weight + t, k.data(), q.data(), buffers.n, dqk, qn.data());
+      for (std::int64_t member = 0; member < members; ++member) {
+        const std::int64_t token = block + t + member;
+        const double scaled = problem.settings.scale * qn[static_cast<std::size_t>(member)];
+        const Denominator den = denominator(problem.settings, scaled, -gates.minus_m[token]);
+        gates.inverse[token] = static_cast<Real>(den.inverse);
+        gates.slope[token] = static_cast<Real>(den.slope);
+      }
     }
   }
 }

@@ -14,8 +14,8 @@ struct NormBuffers {
   double* n = nullptr;       // [dqk]
   double* decay = nullptr;   // [norm_block]
   double* weight = nullptr;  // [norm_block]
-  Real* q = nullptr;         // [dqk] converted query
-  Real* k = nullptr;         // [dqk] converted key
+  Real* q = nullptr;         // [tokens at a time,dqk] converted queries
+  Real* k = nullptr;         // [tokens at a time,dqk] converted keys
 
   NormBuffers() = default;
   NormBuffers(Arena& arena, const Plan& plan);

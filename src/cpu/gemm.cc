@@ -10,30 +10,10 @@ namespace tfla::cpu {
 
 #ifdef TFLA_BLAS_REFERENCE
 
-// Plain loops: the sanitizers see every access, and a machine without BLAS can still build.
-namespace {
-template <class Real>
-void multiply(Matrix<Real> out, Matrix<const Real> a, Matrix<const Real> b, Real beta) {
-  const std::int64_t a_row = a.transposed ? 1 : a.stride;
-  const std::int64_t a_col = a.transposed ? a.stride : 1;
-  const std::int64_t b_row = b.transposed ? 1 : b.stride;
-  const std::int64_t b_col = b.transposed ? b.stride : 1;
-  for (std::int64_t r = 0; r < out.rows; ++r) {
-    Real* row = out.row(r);
-    for (std::int64_t c = 0; c < out.cols; ++c) row[c] = beta == 0 ? 0 : beta * row[c];
-    for (std::int64_t x = 0; x < a.cols; ++x) {
-      const Real factor = a.data[r * a_row + x * a_col];
-      for (std::int64_t c = 0; c < out.cols; ++c) row[c] += factor * b.data[x * b_row + c * b_col];
-    }
-  }
+void library_product(const Matrix<float>& out, const Matrix<const float>& a, const Matrix<const float>& b) {
+  product(out, a, b, 0.0F);
 }
-}  // namespace
-
-void product(Matrix<float> out, Matrix<const float> a, Matrix<const float> b, float beta) { multiply(out, a, b, beta); }
-void product(Matrix<double> out, Matrix<const double> a, Matrix<const double> b, double beta) {
-  multiply(out, a, b, beta);
-}
-const char* blas_name() { return "plain loops"; }
+const char* blas_name() { return "kernels of tfla"; }
 
 #else
 
@@ -55,16 +35,10 @@ blasint narrow(std::int64_t value) { return static_cast<blasint>(value); }
 
 }  // namespace
 
-void product(Matrix<float> out, Matrix<const float> a, Matrix<const float> b, float beta) {
+void library_product(const Matrix<float>& out, const Matrix<const float>& a, const Matrix<const float>& b) {
   keep_products_on_one_thread();
   cblas_sgemm(CblasRowMajor, op(a.transposed), op(b.transposed), narrow(out.rows), narrow(out.cols), narrow(a.cols),
-              1.0F, a.data, narrow(a.stride), b.data, narrow(b.stride), beta, out.data, narrow(out.stride));
-}
-
-void product(Matrix<double> out, Matrix<const double> a, Matrix<const double> b, double beta) {
-  keep_products_on_one_thread();
-  cblas_dgemm(CblasRowMajor, op(a.transposed), op(b.transposed), narrow(out.rows), narrow(out.cols), narrow(a.cols),
-              1.0, a.data, narrow(a.stride), b.data, narrow(b.stride), beta, out.data, narrow(out.stride));
+              1.0F, a.data, narrow(a.stride), b.data, narrow(b.stride), 0.0F, out.data, narrow(out.stride));
 }
 
 const char* blas_name() {

@@ -46,8 +46,10 @@ double inner_product(const State<Real>& state, const State<Real>& dstate) {
 template <class Real>
 GradientBuffers<Real>::GradientBuffers(Arena& arena, const Plan& plan) : operands(arena, plan) {
   const std::int64_t tile = plan.tile;
-  for (Real** keys : {&q, &qb, &dq, &dk}) *keys = arena.take<Real>(tile * plan.shape.dqk);
-  for (Real** values : {&dh, &dht, &dv}) *values = arena.take<Real>(tile * plan.shape.dhv);
+  q = arena.take<Real>(tile * padded(plan.shape.dqk));
+  dht = arena.take<Real>(tile * padded(plan.shape.dhv));
+  for (Real** keys : {&qb, &dq, &dk}) *keys = arena.take<Real>(tile * plan.shape.dqk);
+  dv = arena.take<Real>(tile * plan.shape.dhv);
   for (Real** square : {&D, &S, &dS}) *square = arena.take<Real>(tile * tile);
   deta = arena.take<Real>(tile);
   for (double** vector : {&row, &column, &inflow, &outflow, &dlogi, &dlogf}) *vector = arena.take<double>(tile);
@@ -58,12 +60,10 @@ void gradients_through_state(const Matrix<const Real>& K, const Matrix<const Rea
                              const State<Real>& dstate, const Matrix<Real>& Kb, const Matrix<Real>& dK,
                              const Matrix<Real>& dV, double* outflow) {
   scale_rows<Real>(1, abar, K, Kb);
-  product(dK, V, Matrix<const Real>(dstate.C).t(), Real{0});
-  multiply_by_state<Real>(Kb, dstate.C, dV);
+  multiply(Product<Real>{.out = dK, .a = V, .b = dstate.C.t()});
+  multiply(Product<Real>{.out = dV, .a = Kb, .b = dstate.C});
   for (std::int64_t t = 0; t < K.rows; ++t) {
-    simd::add(Real{1}, dstate.n, dK.row(t), K.cols);
-    outflow[t] = simd::dot(Kb.row(t), dK.row(t), K.cols);
-    simd::scale(abar[t], dK.row(t), dK.row(t), K.cols);
+    outflow[t] = simd::weigh(abar[t], Kb.row(t), dstate.n, dK.row(t), K.cols);
   }
 }
 
@@ -77,10 +77,9 @@ TileGradients<Real>::TileGradients(const Problem& problem, const TensorView& dh,
   Q_ = load_tile(problem.q, tile, qk_head, buffers.q, 0, shape.dqk);
   K_ = load_tile(problem.k, tile, qk_head, buffers.operands.k, 0, shape.dqk);
   V_ = load_tile(problem.v, tile, tile.head, buffers.operands.v, 0, shape.dhv);
-  dH_ = load_tile(dh, tile, tile.head, buffers.dh, 0, shape.dhv);
   Qb_ = dense(buffers.qb, rows, shape.dqk);
   Kb_ = dense(buffers.operands.kb, rows, shape.dqk);
-  dHt_ = dense(buffers.dht, rows, shape.dhv);
+  dHt_ = load_scaled(dh, tile, tile.head, gates.inverse, buffers.dht, 0, shape.dhv);
   D_ = dense(buffers.D, rows, rows);
   S_ = dense(buffers.S, rows, rows);
   dS_ = dense(buffers.dS, rows, rows);
@@ -94,9 +93,8 @@ void TileGradients<Real>::row_gradients(const State<Real>& state) const {
   gate_matrix(gates_, scale_, D_);
   gated_scores<Real>(Square::diagonal, Q_, K_, D_, S_);
   scale_rows(scale_, gates_.qbar, Q_, Qb_);
-  scale_rows<Real>(1, gates_.inverse, dH_, dHt_);
-  product(dS_, dHt_, V_.t(), Real{0});
-  if (!state.zero) product(dQ, dHt_, Matrix<const Real>(state.C).t(), Real{0});
+  multiply(Product<Real>{.out = dS_, .a = dHt_, .b = V_.t(), .out_part = Part::lower});
+  if (!state.zero) multiply(Product<Real>{.out = dQ, .a = dHt_, .b = state.C.t()});
   if (settings_.exact) exact_rows(state);
 }
 
@@ -120,14 +118,14 @@ void TileGradients<Real>::finish(const State<Real>& state, const State<Real>& ds
   for (double* sums : {buffers_.row, buffers_.column, buffers_.inflow, buffers_.outflow}) std::fill_n(sums, rows, 0.0);
   gate_score_gradients(Square::diagonal, D_, S_, dS_, buffers_.row, buffers_.column);
   for (std::int64_t t = 0; !state.zero && t < rows; ++t) {
-    buffers_.inflow[t] = simd::dot(Qb_.row(t), dQ.row(t), dQ.cols);
-    simd::scale(scale_ * gates_.qbar[t], dQ.row(t), dQ.row(t), dQ.cols);
+    buffers_.inflow[t] = simd::weigh(scale_ * gates_.qbar[t], Qb_.row(t), nullptr, dQ.row(t), dQ.cols);
   }
-  product(dQ, dS_, K_, state.zero ? Real{0} : Real{1});
+  const Real dq_beta = state.zero ? Real{0} : Real{1};
+  multiply(Product<Real>{.out = dQ, .a = dS_, .b = K_, .beta = dq_beta, .added = dQ, .a_part = Part::lower});
   if (!dstate.zero) gradients_through_state(K_, V_, gates_.abar, dstate, Kb_, dK, dV, buffers_.outflow);
   const Real beta = dstate.zero ? Real{0} : Real{1};
-  product(dK, Matrix<const Real>(dS_).t(), Q_, beta);
-  product(dV, Matrix<const Real>(S_).t(), dHt_, beta);
+  multiply(Product<Real>{.out = dK, .a = dS_.t(), .b = Q_, .beta = beta, .added = dK, .a_part = Part::upper});
+  multiply(Product<Real>{.out = dV, .a = S_.t(), .b = dHt_, .beta = beta, .added = dV, .a_part = Part::upper});
   const double through =
       state.zero || dstate.zero ? 0.0 : static_cast<double>(gates_.qbar[rows - 1]) * inner_product(state, dstate);
   gate_gradients(
@@ -143,11 +141,11 @@ void TileGradients<Real>::retreat_state(State<Real>& dstate) const {
 template <class Real>
 void retreat(Real decay, const Matrix<const Real>& Qb, const Matrix<const Real>& dHt, const Real* deta,
              State<Real>& dstate) {
-  advance_matrix(decay, Qb, dHt, dstate.zero, dstate.C);
+  advance_matrix(decay, Qb, dHt, dstate, dstate);
   if (dstate.n != nullptr) {
     Matrix<const Real> contributions = Qb;
     if (deta == nullptr) contributions.rows = 0;
-    advance_vector(decay, contributions, deta, dstate.zero, dstate.n);
+    advance_vector(decay, contributions, deta, dstate, dstate);
   }
   dstate.zero = false;
 }

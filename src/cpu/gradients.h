@@ -11,7 +11,6 @@ template <class Real>
 struct GradientBuffers {
   StateBuffers<Real> operands;  // K, V, abar K
   Real* q = nullptr;            // [tile,dqk] converted queries
-  Real* dh = nullptr;           // [tile,dhv] converted output gradients
   Real* qb = nullptr;           // [tile,dqk] scale qbar Q
   Real* dht = nullptr;          // [tile,dhv] dH / den
   Real* D = nullptr;            // [tile,tile] gate matrix
@@ -83,7 +82,7 @@ class TileGradients {
   const GateVectors<Real>& gates_;
   const GradientBuffers<Real>& buffers_;
   Real scale_;
-  Matrix<const Real> Q_, K_, V_, dH_;
+  Matrix<const Real> Q_, K_, V_;
   Matrix<Real> Qb_, Kb_, dHt_, D_, S_, dS_;
 };
 

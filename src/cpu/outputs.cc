@@ -8,27 +8,27 @@ namespace {
 
 // h of one tile from the state at its beginning: den H = (scale qbar Q) C + (D . Q K^T) V.
 template <class Real>
-void tile_outputs(const Problem& problem, const Tile& tile, const GateVectors<Real>& gates, const State<Real>& state,
-                  const typename ForwardScratch<Real>::Worker& worker, const MutableTensorView& h) {
+void tile_outputs(const Problem& problem, const Tile& tile, const TileKeys<Real>& keys, const GateVectors<Real>& gates,
+                  const State<Real>& state, const typename ForwardScratch<Real>::Worker& worker,
+                  const MutableTensorView& h) {
   const MlstmShape& shape = problem.plan.shape;
   const std::int64_t rows = tile.size();
   const std::int64_t qk_head = tile.head / problem.group();
   const auto scale = static_cast<Real>(problem.settings.scale);
   const Matrix<const Real> Q = load_tile(problem.q, tile, qk_head, worker.q, 0, shape.dqk);
-  const Matrix<const Real> K = load_tile(problem.k, tile, qk_head, worker.operands.k, 0, shape.dqk);
-  const Matrix<const Real> V = load_tile(problem.v, tile, tile.head, worker.operands.v, 0, shape.dhv);
   const Matrix<Real> Qb = dense(worker.qb, rows, shape.dqk);
   const Matrix<Real> D = dense(worker.D, rows, rows);
   const Matrix<Real> S = dense(worker.S, rows, rows);
   const Matrix<Real> H = dense(worker.h, rows, shape.dhv);
 
   gate_matrix(gates, scale, D);
-  gated_scores<Real>(Square::diagonal, Q, K, D, S);
+  gated_scores<Real>(Square::diagonal, Q, keys.K, D, S);
   if (!state.zero) {
     scale_rows(scale, gates.qbar, Q, Qb);
-    multiply_by_state<Real>(Qb, state.C, H);
+    multiply(Product<Real>{.out = H, .a = Qb, .b = state.C});
   }
-  product(H, S, V, state.zero ? Real{0} : Real{1});
+  multiply(Product<Real>{
+      .out = H, .a = S, .b = keys.V, .beta = state.zero ? Real{0} : Real{1}, .added = H, .a_part = Part::lower});
   store_tile<Real>(H, gates.inverse, h, tile, tile.head);
 }
 
@@ -49,17 +49,11 @@ void span_outputs(const Problem& problem, const Span& span, std::int64_t head, c
   for (std::int64_t token = span.begin; token < span.end;) {
     const Tile tile{sequence, head, token, tile_end(plan, token, sequence.length)};
     const GateVectors<Real> gates = scratch.gates.at(problem, sequence, head, token);
-    prefetch_tile(Access::write, outputs.h, tile, head);
-    if (tile.end < span.end) {
-      const Tile next{sequence, head, tile.end, tile_end(plan, tile.end, sequence.length)};
-      prefetch_tile(Access::read, problem.q, next, head / problem.group());
-      prefetch_tile(Access::read, problem.k, next, head / problem.group());
-      prefetch_tile(Access::read, problem.v, next, head);
-    }
     if (plan.fused()) denominators(problem, scratch.gates, sequence, head, tile.begin, tile.end, worker.norm);
-    tile_outputs(problem, tile, gates, state, worker, outputs.h);
+    const TileKeys<Real> keys = load_keys(problem, tile, worker.operands, columns);
+    tile_outputs(problem, tile, keys, gates, state, worker, outputs.h);
     const bool state_is_used = tile.end < span.end || (last && outputs.last_state.C.given());
-    if (state_is_used) advance(problem, tile, gates, worker.operands, columns, state);
+    if (state_is_used) advance(keys, gates, state, state);
     token = tile.end;
   }
   if (last) store_state(state, outputs.last_state.C, outputs.last_state.n, sequence.index, head);
@@ -70,7 +64,7 @@ void span_outputs(const Problem& problem, const Span& span, std::int64_t head, c
 template <class Real>
 ForwardScratch<Real>::Worker::Worker(Arena& arena, const Plan& plan) : operands(arena, plan) {
   state = arena.take<Real>(state_size(plan.shape));
-  q = arena.take<Real>(plan.tile * plan.shape.dqk);
+  q = arena.take<Real>(plan.tile * padded(plan.shape.dqk));
   qb = arena.take<Real>(plan.tile * plan.shape.dqk);
   D = arena.take<Real>(plan.tile * plan.tile);
   S = arena.take<Real>(plan.tile * plan.tile);

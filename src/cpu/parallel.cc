@@ -37,7 +37,7 @@ void block_outputs(const Problem& problem, const Tile& rows, const ParallelScrat
   if (!state.zero) {
     const Matrix<Real> Qb = dense(buffers.qb, rows.size(), shape.dqk);
     scale_rows(scale, gates.qbar + rows.begin, Q, Qb);
-    multiply_by_state<Real>(Qb, state.C, H);
+    product(H, Qb, state.C, Real{0});
   }
   for (std::int64_t begin = 0; begin < rows.end; begin += parallel_block) {
     const Tile columns{rows.sequence, rows.head, begin, std::min(begin + parallel_block, rows.end)};
@@ -69,8 +69,8 @@ void last_state(const Problem& problem, const Sequence& sequence, std::int64_t h
     const Matrix<Real> Kb = dense(buffers.kb, tile.size(), shape.dqk);
     const Real decay = begin == 0 ? gates.qbar[sequence.length - 1] : Real{1};
     scale_rows<Real>(1, gates.abar + begin, K, Kb);
-    advance_matrix<Real>(decay, Kb, V, state.zero, state.C);
-    advance_vector<Real>(decay, Kb, nullptr, state.zero, state.n);
+    advance_matrix<Real>(decay, Kb, V, state, state);
+    advance_vector<Real>(decay, Kb, nullptr, state, state);
     state.zero = false;
   }
   store_state(state, out.C, out.n, sequence.index, head);

@@ -175,10 +175,8 @@ class ParallelGradients {
   }
   // dH / den
   [[nodiscard]] Matrix<Real> output_gradients(const Tile& tile) const {
-    const Matrix<const Real> dH = load_tile(tensors_.dh, tile, tile.head, buffers_.dh, 0, shape_.dhv);
-    const Matrix<Real> dHt = dense(buffers_.dht, tile.size(), shape_.dhv);
-    scale_rows<Real>(1, gates_of(tile.head).inverse + tile.begin, dH, dHt);
-    return dHt;
+    const Real* inverse = gates_of(tile.head).inverse + tile.begin;
+    return load_scaled(tensors_.dh, tile, tile.head, inverse, buffers_.dht, 0, shape_.dhv);
   }
   [[nodiscard]] Matrix<Real> weighted_queries(const Tile& tile, const GateVectors<Real>& gates,
                                               const Matrix<const Real>& Q) const {

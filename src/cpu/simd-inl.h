@@ -70,6 +70,19 @@ HWY_ATTR void store_f16(float scale, const float* HWY_RESTRICT from, uint16_t* H
   for (int64_t j = 0; j < n; ++j) to[j] = narrow_f16(scale * from[j]);
 }
 
+// Past the caches where a row begins at a whole vector.
+template <class Real>
+HWY_INLINE void stream(Real factor, const Real* HWY_RESTRICT from, Real* HWY_RESTRICT to, int64_t n) {
+  const hn::ScalableTag<Real> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  const auto times = hn::Set(d, factor);
+  int64_t j = 0;
+  if (reinterpret_cast<uintptr_t>(to) % (sizeof(Real) * hn::Lanes(d)) == 0) {
+    for (; j + lanes <= n; j += lanes) hn::Stream(hn::Mul(times, hn::LoadU(d, from + j)), d, to + j);
+  }
+  for (; j < n; ++j) to[j] = factor * from[j];
+}
+
 // ---------------------------------------------------------------- transcendental functions
 
 // Highway's Exp maps NaN to 0, which would turn a NaN gate into a closed one.
@@ -144,6 +157,30 @@ HWY_INLINE double dot(const Real* x, const Real* y, int64_t n) {
   return sum;
 }
 
+// `more` may be null.
+template <class Real>
+HWY_INLINE double weigh(Real factor, const Real* HWY_RESTRICT weights, const Real* HWY_RESTRICT more,
+                        Real* HWY_RESTRICT x, int64_t n) {
+  const hn::ScalableTag<Real> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  const auto times = hn::Set(d, factor);
+  auto sums = hn::Zero(d);
+  int64_t j = 0;
+  for (; j + lanes <= n; j += lanes) {
+    auto value = hn::LoadU(d, x + j);
+    if (more != nullptr) value = hn::Add(value, hn::LoadU(d, more + j));
+    sums = hn::MulAdd(hn::LoadU(d, weights + j), value, sums);
+    hn::StoreU(hn::Mul(times, value), d, x + j);
+  }
+  auto sum = static_cast<double>(hn::GetLane(hn::SumOfLanes(d, sums)));
+  for (; j < n; ++j) {
+    const Real value = more != nullptr ? x[j] + more[j] : x[j];
+    sum += static_cast<double>(weights[j]) * static_cast<double>(value);
+    x[j] = factor * value;
+  }
+  return sum;
+}
+
 template <class Real>
 HWY_INLINE void multiply(const Real* HWY_RESTRICT x, Real* HWY_RESTRICT out, int64_t n) {
   for (int64_t j = 0; j < n; ++j) out[j] *= x[j];
@@ -183,31 +220,51 @@ HWY_INLINE hn::Vec<D> load_as_double(D d, const double* from) {
   return hn::LoadU(d, from);
 }
 
-template <class Real>
-HWY_INLINE double step_vector(double decay, double weight, const Real* HWY_RESTRICT k, const Real* HWY_RESTRICT q,
-                              double* HWY_RESTRICT n, int64_t count) {
+// Each token's sum is taken in the same order however many tokens come at once.
+template <int Tokens, class Real>
+HWY_INLINE void step_vectors(const double* decay, const double* weight, const Real* const* k, const Real* const* q,
+                             double* HWY_RESTRICT n, int64_t count, double* sums) {
   const hn::ScalableTag<double> d;
+  using Vector = hn::Vec<decltype(d)>;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  const auto keep = hn::Set(d, decay);
-  const auto add = hn::Set(d, weight);
-  auto even = hn::Zero(d);
-  auto odd = hn::Zero(d);
-  const auto update = [&](int64_t j, auto& sum) HWY_ATTR {
-    const auto value = hn::MulAdd(add, load_as_double(d, k + j), hn::Mul(keep, hn::LoadU(d, n + j)));
+  Vector even[Tokens];
+  Vector odd[Tokens];
+  HWY_UNROLL(4)
+  for (int t = 0; t < Tokens; ++t) even[t] = odd[t] = hn::Zero(d);
+  const auto update = [&](int64_t j, Vector* part) HWY_ATTR {
+    Vector value = hn::LoadU(d, n + j);
+    HWY_UNROLL(4)
+    for (int t = 0; t < Tokens; ++t) {
+      const Vector kept = hn::Mul(hn::Set(d, decay[t]), value);
+      value = hn::MulAdd(hn::Set(d, weight[t]), load_as_double(d, k[t] + j), kept);
+      part[t] = hn::MulAdd(load_as_double(d, q[t] + j), value, part[t]);
+    }
     hn::StoreU(value, d, n + j);
-    sum = hn::MulAdd(load_as_double(d, q + j), value, sum);
   };
   int64_t j = 0;
   for (; j + 2 * lanes <= count; j += 2 * lanes) {
     update(j, even);
     update(j + lanes, odd);
   }
-  double sum = hn::GetLane(hn::SumOfLanes(d, hn::Add(even, odd)));
+  HWY_UNROLL(4)
+  for (int t = 0; t < Tokens; ++t) sums[t] = hn::GetLane(hn::SumOfLanes(d, hn::Add(even[t], odd[t])));
   for (; j < count; ++j) {
-    n[j] = decay * n[j] + weight * static_cast<double>(k[j]);
-    sum += static_cast<double>(q[j]) * n[j];
+    for (int t = 0; t < Tokens; ++t) {
+      n[j] = decay[t] * n[j] + weight[t] * static_cast<double>(k[t][j]);
+      sums[t] += static_cast<double>(q[t][j]) * n[j];
+    }
   }
-  return sum;
+}
+
+template <class Real>
+HWY_INLINE void step_vector(int64_t tokens, const double* decay, const double* weight, const Real* const* k,
+                            const Real* const* q, double* n, int64_t count, double* sums) {
+  constexpr int block = 4;
+  int64_t t = 0;
+  for (; t + block <= tokens; t += block) {
+    step_vectors<block>(decay + t, weight + t, k + t, q + t, n, count, sums + t);
+  }
+  for (; t < tokens; ++t) step_vectors<1>(decay + t, weight + t, k + t, q + t, n, count, sums + t);
 }
 
 // ---------------------------------------------------------------- step
@@ -264,24 +321,28 @@ HWY_INLINE void step_panel(Decay<Real> decay, const Real* input, const Real* q, 
 
 // ---------------------------------------------------------------- one entry per type, for the dispatch table
 
-#define TFLA_SIMD_ENTRIES(Real, suffix)                                                                          \
-  HWY_ATTR void exp_shifted_##suffix(Real factor, double shift, const double* x, Real* out, int64_t n) {         \
-    exp_shifted(factor, shift, x, out, n);                                                                       \
-  }                                                                                                              \
-  HWY_ATTR void scale_##suffix(Real factor, const Real* x, Real* out, int64_t n) { scale(factor, x, out, n); }   \
-  HWY_ATTR void add_##suffix(Real factor, const Real* x, Real* out, int64_t n) { add(factor, x, out, n); }       \
-  HWY_ATTR double dot_##suffix(const Real* x, const Real* y, int64_t n) { return dot(x, y, n); }                 \
-  HWY_ATTR void multiply_##suffix(const Real* x, Real* out, int64_t n) { multiply(x, out, n); }                  \
-  HWY_ATTR double add_products_##suffix(const Real* x, const Real* y, double* columns, int64_t n) {              \
-    return add_products(x, y, columns, n);                                                                       \
-  }                                                                                                              \
-  HWY_ATTR double step_vector_##suffix(double decay, double weight, const Real* k, const Real* q, double* n,     \
-                                       int64_t count) {                                                          \
-    return step_vector(decay, weight, k, q, n, count);                                                           \
-  }                                                                                                              \
-  HWY_ATTR void step_panel_##suffix(Decay<Real> decay, const Real* input, const Real* q, const Real* v, Real* C, \
-                                    int64_t stride, Real* h, int64_t rows, int64_t cols) {                       \
-    step_panel(decay, input, q, v, C, stride, h, rows, cols);                                                    \
+#define TFLA_SIMD_ENTRIES(Real, suffix)                                                                               \
+  HWY_ATTR void exp_shifted_##suffix(Real factor, double shift, const double* x, Real* out, int64_t n) {              \
+    exp_shifted(factor, shift, x, out, n);                                                                            \
+  }                                                                                                                   \
+  HWY_ATTR void scale_##suffix(Real factor, const Real* x, Real* out, int64_t n) { scale(factor, x, out, n); }        \
+  HWY_ATTR void stream_##suffix(Real factor, const Real* x, Real* out, int64_t n) { stream(factor, x, out, n); }      \
+  HWY_ATTR void add_##suffix(Real factor, const Real* x, Real* out, int64_t n) { add(factor, x, out, n); }            \
+  HWY_ATTR double dot_##suffix(const Real* x, const Real* y, int64_t n) { return dot(x, y, n); }                      \
+  HWY_ATTR double weigh_##suffix(Real factor, const Real* weights, const Real* more, Real* x, int64_t n) {            \
+    return weigh(factor, weights, more, x, n);                                                                        \
+  }                                                                                                                   \
+  HWY_ATTR void multiply_##suffix(const Real* x, Real* out, int64_t n) { multiply(x, out, n); }                       \
+  HWY_ATTR double add_products_##suffix(const Real* x, const Real* y, double* columns, int64_t n) {                   \
+    return add_products(x, y, columns, n);                                                                            \
+  }                                                                                                                   \
+  HWY_ATTR void step_vector_##suffix(int64_t tokens, const double* decay, const double* weight, const Real* const* k, \
+                                     const Real* const* q, double* n, int64_t count, double* sums) {                  \
+    step_vector(tokens, decay, weight, k, q, n, count, sums);                                                         \
+  }                                                                                                                   \
+  HWY_ATTR void step_panel_##suffix(Decay<Real> decay, const Real* input, const Real* q, const Real* v, Real* C,      \
+                                    int64_t stride, Real* h, int64_t rows, int64_t cols) {                            \
+    step_panel(decay, input, q, v, C, stride, h, rows, cols);                                                         \
   }
 TFLA_SIMD_ENTRIES(float, f32)
 TFLA_SIMD_ENTRIES(double, f64)

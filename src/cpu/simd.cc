@@ -55,8 +55,10 @@ const char* target_name() { return HWY_DYNAMIC_DISPATCH(target)(); }
 #define TFLA_SIMD_DISPATCH(Real, suffix)                                                                            \
   HWY_EXPORT(exp_shifted_##suffix);                                                                                 \
   HWY_EXPORT(scale_##suffix);                                                                                       \
+  HWY_EXPORT(stream_##suffix);                                                                                      \
   HWY_EXPORT(add_##suffix);                                                                                         \
   HWY_EXPORT(dot_##suffix);                                                                                         \
+  HWY_EXPORT(weigh_##suffix);                                                                                       \
   HWY_EXPORT(multiply_##suffix);                                                                                    \
   HWY_EXPORT(add_products_##suffix);                                                                                \
   HWY_EXPORT(step_vector_##suffix);                                                                                 \
@@ -67,16 +69,23 @@ const char* target_name() { return HWY_DYNAMIC_DISPATCH(target)(); }
   void scale(Real factor, const Real* x, Real* out, std::int64_t n) {                                               \
     HWY_DYNAMIC_DISPATCH(scale_##suffix)(factor, x, out, n);                                                        \
   }                                                                                                                 \
+  void stream(Real factor, const Real* x, Real* out, std::int64_t n) {                                              \
+    HWY_DYNAMIC_DISPATCH(stream_##suffix)(factor, x, out, n);                                                       \
+  }                                                                                                                 \
   void add(Real factor, const Real* x, Real* out, std::int64_t n) {                                                 \
     HWY_DYNAMIC_DISPATCH(add_##suffix)(factor, x, out, n);                                                          \
   }                                                                                                                 \
   double dot(const Real* x, const Real* y, std::int64_t n) { return HWY_DYNAMIC_DISPATCH(dot_##suffix)(x, y, n); }  \
+  double weigh(Real factor, const Real* weights, const Real* more, Real* x, std::int64_t n) {                       \
+    return HWY_DYNAMIC_DISPATCH(weigh_##suffix)(factor, weights, more, x, n);                                       \
+  }                                                                                                                 \
   void multiply(const Real* x, Real* out, std::int64_t n) { HWY_DYNAMIC_DISPATCH(multiply_##suffix)(x, out, n); }   \
   double add_products(const Real* x, const Real* y, double* columns, std::int64_t n) {                              \
     return HWY_DYNAMIC_DISPATCH(add_products_##suffix)(x, y, columns, n);                                           \
   }                                                                                                                 \
-  double step_vector(double decay, double weight, const Real* k, const Real* q, double* n, std::int64_t count) {    \
-    return HWY_DYNAMIC_DISPATCH(step_vector_##suffix)(decay, weight, k, q, n, count);                               \
+  void step_vector(std::int64_t tokens, const double* decay, const double* weight, const Real* const* k,            \
+                   const Real* const* q, double* n, std::int64_t count, double* sums) {                             \
+    HWY_DYNAMIC_DISPATCH(step_vector_##suffix)(tokens, decay, weight, k, q, n, count, sums);                        \
   }                                                                                                                 \
   void step_panel(Decay<Real> decay, const Real* input, const Real* q, const Real* v, Real* C, std::int64_t stride, \
                   Real* h, std::int64_t rows, std::int64_t cols) {                                                  \

@@ -25,10 +25,17 @@ void exp_shifted(double scale, double shift, const double* x, double* out, std::
 
 void scale(float factor, const float* x, float* out, std::int64_t n);  // out = factor x
 void scale(double factor, const double* x, double* out, std::int64_t n);
+// The same for results: past the cache where out begins at a whole vector, so that no line is fetched to be
+// overwritten. Other threads see them after hwy::FlushStream (threads.h).
+void stream(float factor, const float* x, float* out, std::int64_t n);
+void stream(double factor, const double* x, double* out, std::int64_t n);
 void add(float factor, const float* x, float* out, std::int64_t n);  // out += factor x
 void add(double factor, const double* x, double* out, std::int64_t n);
 double dot(const float* x, const float* y, std::int64_t n);
 double dot(const double* x, const double* y, std::int64_t n);
+// x = factor (x + more), a null `more` being zero; returns the sum of weights_j (x + more)_j.
+double weigh(float factor, const float* weights, const float* more, float* x, std::int64_t n);
+double weigh(double factor, const double* weights, const double* more, double* x, std::int64_t n);
 void multiply(const float* x, float* out, std::int64_t n);  // out *= x elementwise
 void multiply(const double* x, double* out, std::int64_t n);
 
@@ -36,9 +43,11 @@ void multiply(const double* x, double* out, std::int64_t n);
 double add_products(const float* x, const float* y, double* columns, std::int64_t n);
 double add_products(const double* x, const double* y, double* columns, std::int64_t n);
 
-// One token of the normalizer state in double: n = decay n + weight k; returns q.n.
-double step_vector(double decay, double weight, const float* k, const float* q, double* n, std::int64_t count);
-double step_vector(double decay, double weight, const double* k, const double* q, double* n, std::int64_t count);
+// Consecutive tokens t of the normalizer state in double: n = decay_t n + weight_t k_t, sums_t = q_t.n.
+void step_vector(std::int64_t tokens, const double* decay, const double* weight, const float* const* k,
+                 const float* const* q, double* n, std::int64_t count, double* sums);
+void step_vector(std::int64_t tokens, const double* decay, const double* weight, const double* const* k,
+                 const double* const* q, double* n, std::int64_t count, double* sums);
 
 // One token on a panel of the state, in place, and its part of the output:
 //   C_r = decay C_r + input_r v     h = sum_r q_r C_r      C_r: row r of the panel, `stride` elements apart

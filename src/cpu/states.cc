@@ -78,51 +78,47 @@ void store_state(const State<Real>& state, const MutableTensorView& C, const Mut
 }
 
 template <class Real>
-void multiply_by_state(const Matrix<const Real>& X, const Matrix<Real>& C, const Matrix<Real>& out) {
-  for (std::int64_t first = 0; first < C.cols; first += state_panel) {
-    const std::int64_t width = std::min(state_panel, C.cols - first);
-    product(out.columns(first, width), X, C.columns(first, width), Real{0});
-  }
+void advance_matrix(Real decay, const Matrix<const Real>& X, const Matrix<const Real>& Y, const State<Real>& from,
+                    const State<Real>& to) {
+  const Real beta = from.zero ? Real{0} : decay;
+  multiply(Product<Real>{.out = to.C, .a = X.t(), .b = Y, .beta = beta, .added = from.C});
 }
 
 template <class Real>
-void advance_matrix(Real decay, const Matrix<const Real>& X, const Matrix<const Real>& Y, bool zero,
-                    const Matrix<Real>& C) {
-  for (std::int64_t first = 0; first < C.cols; first += state_panel) {
-    const std::int64_t width = std::min(state_panel, C.cols - first);
-    product(C.columns(first, width), X.t(), Y.columns(first, width), zero ? Real{0} : decay);
-  }
-}
-
-template <class Real>
-void advance_vector(Real decay, const Matrix<const Real>& X, const Real* weights, bool zero, Real* n) {
-  if (zero) {
-    std::fill_n(n, X.cols, Real{0});
+void advance_vector(Real decay, const Matrix<const Real>& X, const Real* weights, const State<Real>& from,
+                    const State<Real>& to) {
+  if (from.zero) {
+    std::fill_n(to.n, X.cols, Real{0});
   } else {
-    simd::scale(decay, n, n, X.cols);
+    simd::scale(decay, from.n, to.n, X.cols);
   }
-  for (std::int64_t t = 0; t < X.rows; ++t) simd::add(weights == nullptr ? Real{1} : weights[t], X.row(t), n, X.cols);
+  for (std::int64_t t = 0; t < X.rows; ++t) {
+    simd::add(weights == nullptr ? Real{1} : weights[t], X.row(t), to.n, X.cols);
+  }
 }
 
 template <class Real>
 StateBuffers<Real>::StateBuffers(Arena& arena, const Plan& plan) {
-  k = arena.take<Real>(plan.tile * plan.shape.dqk);
-  v = arena.take<Real>(plan.tile * plan.shape.dhv);
+  k = arena.take<Real>(plan.tile * padded(plan.shape.dqk));
+  v = arena.take<Real>(plan.tile * padded(plan.shape.dhv));
   kb = arena.take<Real>(plan.tile * plan.shape.dqk);
 }
 
 template <class Real>
-void advance(const Problem& problem, const Tile& tile, const GateVectors<Real>& gates,
-             const StateBuffers<Real>& buffers, Columns columns, State<Real>& state) {
-  const MlstmShape& shape = problem.plan.shape;
-  const Matrix<const Real> K = load_tile(problem.k, tile, tile.head / problem.group(), buffers.k, 0, shape.dqk);
-  const Matrix<const Real> V = load_tile(problem.v, tile, tile.head, buffers.v, columns.first, columns.width);
-  const Matrix<Real> Kb = dense(buffers.kb, tile.size(), shape.dqk);
-  const Real decay = gates.qbar[tile.size() - 1];
-  scale_rows<Real>(1, gates.abar, K, Kb);
-  advance_matrix<Real>(decay, Kb, V, state.zero, state.C);
-  if (state.n != nullptr) advance_vector<Real>(decay, Kb, nullptr, state.zero, state.n);
-  state.zero = false;
+TileKeys<Real> load_keys(const Problem& problem, const Tile& tile, const StateBuffers<Real>& buffers, Columns columns) {
+  const std::int64_t dqk = problem.plan.shape.dqk;
+  return {.K = load_tile(problem.k, tile, tile.head / problem.group(), buffers.k, 0, dqk),
+          .V = load_tile(problem.v, tile, tile.head, buffers.v, columns.first, columns.width),
+          .Kb = dense(buffers.kb, tile.size(), dqk)};
+}
+
+template <class Real>
+void advance(const TileKeys<Real>& keys, const GateVectors<Real>& gates, const State<Real>& from, State<Real>& to) {
+  const Real decay = gates.qbar[keys.K.rows - 1];
+  scale_rows<Real>(1, gates.abar, keys.K, keys.Kb);
+  advance_matrix<Real>(decay, keys.Kb, keys.V, from, to);
+  if (to.n != nullptr) advance_vector<Real>(decay, keys.Kb, nullptr, from, to);
+  to.zero = false;
 }
 
 template <class Real>
@@ -136,16 +132,15 @@ void states_at_spans(const Problem& problem, const GateVectors<Real>& vectors, c
   // The first slot is a copy of the initial state, so that the last span may overwrite the caller's.
   State<Real> previous = state_at(0);
   load_state(problem.initial_state.C, problem.initial_state.n, sequence.index, head, columns, previous);
-  // Each state grows in the place where it will be read, from a copy of the one before it.
+  // Each state grows in the place where it will be read, its first tile from the one before it.
   for (std::int64_t begin = 0, span = 1; begin + plan.span < sequence.length; begin += plan.span, ++span) {
     State<Real> state = state_at(span);
-    copy_state(previous, state);
     for (std::int64_t token = begin; token < begin + plan.span;) {
       const Tile tile{sequence, head, token, tile_end(plan, token, sequence.length)};
-      advance(problem, tile, vectors.at(problem, sequence, head, token), buffers, columns, state);
+      advance(load_keys(problem, tile, buffers, columns), vectors.at(problem, sequence, head, token), previous, state);
+      previous = state;
       token = tile.end;
     }
-    previous = state;
   }
 }
 
@@ -157,19 +152,19 @@ State<Real> state_at_span(const Problem& problem, const Span& span, std::int64_t
   return state;
 }
 
-#define TFLA_INSTANTIATE(Real)                                                                                         \
-  template void copy_state(const State<Real>&, State<Real>&);                                                          \
-  template void load_state(const TensorView&, const TensorView&, std::int64_t, std::int64_t, Columns, State<Real>&);   \
-  template void store_state(const State<Real>&, const MutableTensorView&, const MutableTensorView&, std::int64_t,      \
-                            std::int64_t);                                                                             \
-  template void multiply_by_state(const Matrix<const Real>&, const Matrix<Real>&, const Matrix<Real>&);                \
-  template void advance_matrix(Real, const Matrix<const Real>&, const Matrix<const Real>&, bool, const Matrix<Real>&); \
-  template void advance_vector(Real, const Matrix<const Real>&, const Real*, bool, Real*);                             \
-  template struct StateBuffers<Real>;                                                                                  \
-  template void advance(const Problem&, const Tile&, const GateVectors<Real>&, const StateBuffers<Real>&, Columns,     \
-                        State<Real>&);                                                                                 \
-  template void states_at_spans(const Problem&, const GateVectors<Real>&, const Sequence&, std::int64_t, Columns,      \
-                                const StateBuffers<Real>&, Real*);                                                     \
+#define TFLA_INSTANTIATE(Real)                                                                                        \
+  template void copy_state(const State<Real>&, State<Real>&);                                                         \
+  template void load_state(const TensorView&, const TensorView&, std::int64_t, std::int64_t, Columns, State<Real>&);  \
+  template void store_state(const State<Real>&, const MutableTensorView&, const MutableTensorView&, std::int64_t,     \
+                            std::int64_t);                                                                            \
+  template void advance_matrix(Real, const Matrix<const Real>&, const Matrix<const Real>&, const State<Real>&,        \
+                               const State<Real>&);                                                                   \
+  template void advance_vector(Real, const Matrix<const Real>&, const Real*, const State<Real>&, const State<Real>&); \
+  template struct StateBuffers<Real>;                                                                                 \
+  template TileKeys<Real> load_keys(const Problem&, const Tile&, const StateBuffers<Real>&, Columns);                 \
+  template void advance(const TileKeys<Real>&, const GateVectors<Real>&, const State<Real>&, State<Real>&);           \
+  template void states_at_spans(const Problem&, const GateVectors<Real>&, const Sequence&, std::int64_t, Columns,     \
+                                const StateBuffers<Real>&, Real*);                                                    \
   template State<Real> state_at_span(const Problem&, const Span&, std::int64_t, Real*)
 TFLA_INSTANTIATE(float);
 TFLA_INSTANTIATE(double);

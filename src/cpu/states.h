@@ -6,10 +6,8 @@
 
 namespace tfla::cpu {
 
-// Products with the state go by fixed panels of its columns, whoever computes them: a thread that owns one panel and a
-// thread that owns all of them then do the same arithmetic. 128 columns keep a tile's product within reach of the
-// matrix library's kernels for small matrices: 115 GFLOP/s against 93 for 256 columns, on one core of an EPYC 9004 at a
-// tile of 48.
+// Columns of a state that a thread takes at a time where several share one. Products with the state are the same
+// arithmetic element by element, whoever computes how much of it (product.h).
 inline constexpr std::int64_t state_panel = 128;
 
 [[nodiscard]] inline std::int64_t panels(const Plan& plan) { return (plan.shape.dhv + state_panel - 1) / state_panel; }
@@ -34,11 +32,11 @@ struct State {
 };
 
 // Memory of a whole state, and the part of it that a thread with these columns sees: n goes with the first column.
-[[nodiscard]] inline std::int64_t state_size(const MlstmShape& shape) { return shape.dqk * (shape.dhv + 1); }
+[[nodiscard]] inline std::int64_t state_size(const MlstmShape& shape) { return shape.dqk * (padded(shape.dhv) + 1); }
 template <class Real>
 [[nodiscard]] State<Real> state_in(Real* memory, const MlstmShape& shape, Columns columns) {
-  const Matrix<Real> C = dense(memory, shape.dqk, shape.dhv);
-  return {C.columns(columns.first, columns.width), columns.first == 0 ? memory + shape.dqk * shape.dhv : nullptr, true};
+  const Matrix<Real> C = spread(memory, shape.dqk, shape.dhv);
+  return {C.columns(columns.first, columns.width), columns.first == 0 ? memory + shape.dqk * C.stride : nullptr, true};
 }
 
 template <class Real>
@@ -52,17 +50,14 @@ template <class Real>
 void store_state(const State<Real>& state, const MutableTensorView& C, const MutableTensorView& n,
                  std::int64_t sequence, std::int64_t head);
 
-// out = X C by panels.
+// C = decay C + X^T Y; X holds the weighted keys (or queries), Y the values (or output gradients). `from` may be `to`.
 template <class Real>
-void multiply_by_state(const Matrix<const Real>& X, const Matrix<Real>& C, const Matrix<Real>& out);
-
-// C = decay C + X^T Y by panels; X holds the weighted keys (or queries), Y the values (or output gradients).
-template <class Real>
-void advance_matrix(Real decay, const Matrix<const Real>& X, const Matrix<const Real>& Y, bool zero,
-                    const Matrix<Real>& C);
+void advance_matrix(Real decay, const Matrix<const Real>& X, const Matrix<const Real>& Y, const State<Real>& from,
+                    const State<Real>& to);
 // n = decay n + sum_t w_t x_t (null weights: 1)
 template <class Real>
-void advance_vector(Real decay, const Matrix<const Real>& X, const Real* weights, bool zero, Real* n);
+void advance_vector(Real decay, const Matrix<const Real>& X, const Real* weights, const State<Real>& from,
+                    const State<Real>& to);
 
 // Work space of a thread that moves a state over a tile.
 template <class Real>
@@ -75,10 +70,20 @@ struct StateBuffers {
   StateBuffers(Arena& arena, const Plan& plan);
 };
 
-// The state at the beginning of `tile` becomes the state at its end.
+// What a tile adds to a state.
 template <class Real>
-void advance(const Problem& problem, const Tile& tile, const GateVectors<Real>& gates,
-             const StateBuffers<Real>& buffers, Columns columns, State<Real>& state);
+struct TileKeys {
+  Matrix<const Real> K;
+  Matrix<const Real> V;
+  Matrix<Real> Kb;  // work space for abar K
+};
+template <class Real>
+[[nodiscard]] TileKeys<Real> load_keys(const Problem& problem, const Tile& tile, const StateBuffers<Real>& buffers,
+                                       Columns columns);
+
+// The state at the end of a tile from the one at its beginning, which may be the same memory. `gates` are the tile's.
+template <class Real>
+void advance(const TileKeys<Real>& keys, const GateVectors<Real>& gates, const State<Real>& from, State<Real>& to);
 
 // The states at the beginning of every span, for some columns of one head: what makes spans independent.
 // `states` holds one state per span number and head.

@@ -42,7 +42,11 @@ double token_gates(const Problem& problem, const Sequence& sequence, std::int64_
     const double weight = std::exp(log_i - next);
     m = next;
     load_token(problem, sequence, t, head, Real{1}, worker);
-    const double qn = simd::step_vector(near_one ? 1 + rest : rest, weight, worker.input, worker.q, worker.n, dqk);
+    const double decay = near_one ? 1 + rest : rest;
+    const Real* k = worker.input;
+    const Real* q = worker.q;
+    double qn = 0;
+    simd::step_vector(1, &decay, &weight, &k, &q, worker.n, dqk, &qn);
     gates.decay[offset + t] = {near_one ? Real{1} : Real{0}, static_cast<Real>(rest)};
     gates.weight[offset + t] = static_cast<Real>(weight);
     gates.inverse[offset + t] = static_cast<Real>(denominator(settings, qn, m).inverse);

@@ -1,6 +1,7 @@
 // Threads: one loop shape, work units handed out one by one.
 #pragma once
 
+#include <hwy/cache_control.h>
 #include <omp.h>
 
 #include <cstdint>
@@ -29,6 +30,10 @@ class FlushSubnormals {
   FlushSubnormals& operator=(const FlushSubnormals&) = delete;
 };
 
+// Results leave by stores that other threads may see late; this ends the wait, and whoever is told that the call is
+// done sees them all.
+inline void finish_streams() { hwy::FlushStream(); }
+
 // Calls work(unit, worker) for every unit in [0, units); worker is in [0, threads). No result may depend on which
 // worker takes a unit: that is what makes results identical for any number of threads.
 template <class Work>
@@ -36,14 +41,16 @@ void parallel_for(std::int64_t units, int threads, const Work& work) {
   if (threads == 1 || units <= 1) {  // a team of one costs several system calls in libgomp
     const FlushSubnormals flush;
     for (std::int64_t unit = 0; unit < units; ++unit) work(unit, 0);
+    finish_streams();
     return;
   }
 #pragma omp parallel num_threads(threads)
   {
     const FlushSubnormals flush;
     const int worker = omp_get_thread_num();
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(dynamic, 1) nowait
     for (std::int64_t unit = 0; unit < units; ++unit) work(unit, worker);
+    finish_streams();
   }
 }
 

@@ -25,8 +25,8 @@ Polynomial cpu_tile_seconds(Pass pass, const HeadDims& dims) {
   const double state = dims.dqk * dims.dhv;
   return {.constant = rates.state * state * item,
           .linear = rates.flop * 2 * needed.state * state + rates.row,
-          // Whole squares: what lies above the diagonal is computed and set to zero.
-          .quadratic = rates.flop * 2 * (needed.square_qk * dims.dqk + needed.square_hv * dims.dhv) + rates.square};
+          // Half squares: most of what lies above the diagonal is left out; the blocks on it are in rates.square.
+          .quadratic = rates.flop * (needed.square_qk * dims.dqk + needed.square_hv * dims.dhv) + rates.square};
 }
 
 double cpu_seconds(Pass pass, const HeadDims& dims, double tokens, double tile, double chunk) {
@@ -36,8 +36,8 @@ double cpu_seconds(Pass pass, const HeadDims& dims, double tokens, double tile, 
 
 std::int64_t best_cpu_tile(const HeadDims& dims) {
   const Polynomial training = cpu_tile_seconds(Pass::forward, dims) + cpu_tile_seconds(Pass::backward, dims);
-  // Multiples of 16 fill the matrix library's kernels; below 32 its products are too small, above 128 a tile's
-  // buffers leave the cache.
+  // Multiples of 16 are whole vectors; below 32 tokens the products are too small, above 128 a tile's buffers leave the
+  // cache.
   constexpr std::int64_t step = 16, least = 32, most = 128;
   return std::clamp<std::int64_t>(std::lround(analysis::best_chunk(training) / step) * step, least, most);
 }

@@ -18,7 +18,7 @@ namespace tfla {
 [[nodiscard]] double cpu_seconds(analysis::Pass pass, const analysis::HeadDims& dims, double tokens, double tile,
                                  double chunk);
 
-// The tile that makes training (forward and backward) fastest: the closed form, in steps that suit the matrix library.
+// The tile that makes training (forward and backward) fastest: the closed form, in steps of whole vectors.
 [[nodiscard]] std::int64_t best_cpu_tile(const analysis::HeadDims& dims);
 
 }  // namespace tfla
