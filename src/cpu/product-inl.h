@@ -31,7 +31,7 @@ constexpr int64_t depth_block = 128;
 template <class Real>
 constexpr int64_t lanes = hn::MaxLanes(hn::ScalableTag<Real>());
 template <class Real>
-constexpr int64_t panel_cols = block_vectors* lanes<Real>;
+constexpr int64_t panel_cols = lanes<Real> * block_vectors;
 
 // Some rows and vectors of out.
 template <class Real>
@@ -250,7 +250,8 @@ void multiply_panel(const Product<Real>& x, int64_t first_row, int64_t depth, in
                             .added_row = added.stride,
                             .out = x.out.data + row * x.out.stride + first_col,
                             .out_row = x.out.stride};
-    if (wanted * lanes < Real >> width) {
+    const int64_t reach = wanted * lanes<Real>;
+    if (reach > width) {
       multiply_ragged(end - row, wanted, width, block);
     } else {
       multiply_rows_and_vectors(end - row, wanted, block);
