@@ -95,6 +95,9 @@ def judge_sweep(parts: Parts, gate: str) -> Iterator[Verdict]:
                 yield failed(what, target)
                 continue
             reached = f"{1e3 * mine:.3f} ms; {best} {1e3 * peers[best]:.3f}"
+            untimed = [name for name, row in rows.items() if "tfla" not in name and operation not in row]
+            if untimed:  # nothing is known of these
+                reached += f"; no time of {', '.join(untimed)}"
             yield Verdict(what, target, reached, mine < peers[best] if faster else mine <= peers[best])
 
 

@@ -18,7 +18,6 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction> {
   using Base::kept_unit;
   using Base::lifted;
   using Base::maps;
-  using Base::n_later;
   using Base::reverse;
   using Base::shape;
   using Base::skips_fresh;
@@ -39,7 +38,6 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction> {
     KeySlots k(Which);
     unsigned turn = 0;      // parity of the block: whose outputs it goes to
     unsigned released = 0;  // parity of the states handed over: the phase of their buffer
-    unsigned n_phases = 0;  // the same of each n, a bit for each warpgroup of outputs
     each_item([&](const Item& it) {
       Tile tile;
       float n[own][2];
@@ -55,10 +53,6 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction> {
           const unsigned parity = skips_fresh ? released : Space::slots == 2 ? ring.slot : turn;
           float2 lifts{1, 1};  // of the rounded C and n besides
           if constexpr (lifted) lifts = lifts_of<Which>(tile, n, lift, parity, lane);
-          if constexpr (n_later) {
-            arch::wait(at(Space::n_empty, static_cast<int>(turn)), (n_phases >> turn & 1) ^ 1);
-            n_phases ^= 1U << turn;
-          }
           arch::wait(at(Space::c_empty), parity ^ 1);
           if (Space::wide && Keep) {  // its last copy has been read by the store
             if (here(lane).lane == 0) arch::wait_stores_read<0>();

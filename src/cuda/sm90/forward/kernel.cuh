@@ -37,7 +37,6 @@ __global__ void __launch_bounds__(threads, 1)
     make(Space::v_empty, Space::slots, (4 + 4 * Space::carriers) * arch::warp_arrivals);
     make(Space::c_full, Space::outputs, 4 * Space::carriers * arch::warp_arrivals);
     make(Space::c_empty, 1, (Keep && !Space::wide ? 5 : 4) * arch::warp_arrivals);
-    make(Space::n_empty, Space::outputs, 4 * arch::warp_arrivals);
     arch::barriers_ready();
   }
   if (Space::n_rows && Normalized) {  // rows that n does not take stay zero

@@ -16,7 +16,6 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
   using Base::each_block;
   using Base::is_fresh;
   using Base::lifted;
-  using Base::n_later;
   using Base::reverse;
   using Base::shape;
   using Base::skips_fresh;
@@ -82,30 +81,27 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
     }
     arch::products_commit();
 
-    // O = Q C, and q.n: behind it, or first, so that P is made of the scores while Q C is under way. Wide: while these are
-    // gated, too.
+    // O = Q C, and q.n, which comes first: under way while P is made of the scores. Wide: while these are gated, too.
     constexpr bool n_product = Normalized && Space::n_rows;
     float qn[2] = {0, 0}, qn_columns[4];
     const auto multiply_state = [&] {
       arch::wait(at(Space::c_full, warpgroup), c_phase);
       constexpr int panel_step = panel_bytes / 16, depth_step = 32 / 16, state_step = 16 * 128 / 16;
       const std::uint64_t state = arch::tile_descriptor(at(Space::state), M * panel_bytes);
-      const auto multiply_n = [&] {
+      arch::products_begin();
+      if constexpr (n_product) {
         const std::uint64_t n = arch::tile_descriptor(at(Space::n, warpgroup, Space::n_bytes));
 #pragma unroll
         for (int d = 0; d < 4 * M; ++d)
           arch::multiply<T, depth, depth>(qn_columns, q_rows + d / 4 * panel_step + d % 4 * depth_step,
                                           n + d / 4 * (1024 / 16) + d % 4 * depth_step, d > 0);
         arch::products_commit();
-      };
-      arch::products_begin();
-      if constexpr (n_product && !n_later) multiply_n();
+      }
 #pragma unroll
       for (int d = 0; d < 4 * M; ++d)
         arch::multiply<T, depth, across>(o, q_rows + d / 4 * panel_step + d % 4 * depth_step, state + d * state_step,
                                          d > 0);
       arch::products_commit();
-      if constexpr (n_later) multiply_n();
     };
     if constexpr (Space::wide) multiply_state();
 
@@ -145,37 +141,24 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
       make_rows<true>(warpgroup, rows, s, sums, qn, gates, again(lane), ring.slot);
       if constexpr (!skips_fresh) {
         arch::wait(at(Space::c_full, warpgroup), c_phase);
-        if (arch::arrives(lane.lane == 0)) {
-          arch::arrive(at(Space::c_empty));
-          if (n_later) arch::arrive(at(Space::n_empty, warpgroup));
-        }
+        if (arch::arrives(lane.lane == 0)) arch::arrive(at(Space::c_empty));
       }
       multiply_values(false);
     } else {
-      const auto give_back_state = [&] {
-        arch::pin(o);
-        if ((Normalized && !n_product) || lifted) __syncwarp();  // all lanes have read n, and the lifts
-        if (arch::arrives(again(lane).lane == 0)) arch::arrive(at(Space::c_empty));
-      };
       if constexpr (!Space::wide) multiply_state();
-      if constexpr (n_later) {
-        arch::products_wait<1>();
-        give_back_state();
-      }
       if constexpr (n_product) {
-        arch::products_wait<n_later ? 0 : 1>();
+        arch::products_wait<1>();
         arch::pin(qn_columns);
-        if (n_later && arch::arrives(lane.lane == 0)) arch::arrive(at(Space::n_empty, warpgroup));
         qn[0] = qn_columns[0] + qn_columns[1];  // the other lanes of the row have the third column, and zeros
         qn[1] = qn_columns[2] + qn_columns[3];
       } else if constexpr (Normalized) {
         dots_with_n(q_tile, at(Space::n, warpgroup, Space::n_bytes), lane, qn);
       }
       make_rows<false>(warpgroup, rows, s, sums, qn, gates, again(lane), ring.slot);
-      if constexpr (!n_later) {
-        arch::products_wait<0>();
-        give_back_state();
-      }
+      arch::products_wait<0>();
+      arch::pin(o);
+      if ((Normalized && !n_product) || lifted) __syncwarp();  // all lanes have read n, and the lifts
+      if (arch::arrives(again(lane).lane == 0)) arch::arrive(at(Space::c_empty));
 #pragma unroll
       for (int p = 1; p < parts; ++p)
         if (arch::arrives(again(lane).lane == 0)) arch::arrive(at(Space::q_empty, ring.slot * parts + p));

@@ -50,9 +50,9 @@ struct Space : Roles<M, N> {
   static constexpr int k_full = q_empty + 8 * slots * parts, k_empty = k_full + 8 * k_slots;
   static constexpr int v_full = k_empty + 8 * k_slots, v_empty = v_full + 8 * slots;
   static constexpr int c_full = v_empty + 8 * slots, c_empty = c_full + 16;  // c_full: one per outputs' warpgroup
-  static constexpr int n_empty = c_empty + 8, bytes = n_empty + 16 + 1024;  // n_empty: as c_full
+  static constexpr int bytes = c_empty + 8 + 1024;
   // float16: what the readers of C and n multiply by, for each warpgroup of outputs; the largest numbers of warps.
-  static constexpr int lifts = (n_empty + 16 + 15) / 16 * 16, largest = lifts + 16;
+  static constexpr int lifts = (c_empty + 8 + 15) / 16 * 16, largest = lifts + 16;
   static constexpr int lifted_bytes = largest + 2 * 8 * 4 * Roles<M, N>::carriers + 1024;
 };
 
@@ -149,9 +149,6 @@ struct Block {
   static constexpr bool reverse = Direction == Time::reverse;  // dC and dV: see reverse.cu
   static_assert(!lifted || !Keep, "no states of float16 are kept: keeps_hopper_states");
   static_assert(!reverse || (Keep && !Normalized), "nobody asks for anything else");
-  // q.n comes behind Q C: the state waits for that alone, and once more for n to have been read, which it has. Not where
-  // registers are short, nor in float16, where the lift of n is read with that of C.
-  static constexpr bool n_later = Normalized && M <= 2 && !lifted;
   // In pairs where n or a second term of keys comes with them; with 64 rows it spills.
   static constexpr bool pairs = !lifted && (Space::wide ? Normalized || Keep : Keep && M == 2);
   static constexpr auto terms = !Keep ? Terms::one : pairs ? Terms::two : Terms::two_in_turn;
