@@ -202,7 +202,7 @@ def main() -> None:
         growth_tokens=GROWTH_TOKENS[:2] if arguments.quick else GROWTH_TOKENS,
     )
     for verdict in write(measure(job), arguments.out):
-        print(f"{'met   ' if verdict.met else 'missed'}  {verdict.what}: {verdict.measured} ({verdict.target})")
+        print(f"{verdict.word:<6}  {verdict.what}: {verdict.measured} ({verdict.target})")
     print(f"written: {arguments.out}/cpu.md, cpu.json, cpu.png, cpu.svg")
 
 

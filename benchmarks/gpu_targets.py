@@ -7,6 +7,7 @@ from typing import Any
 
 import gpu_parts
 from paper.model import Workload
+from peer_process import TOO_LATE
 from targets import Verdict
 
 Parts = dict[str, dict[str, Any]]
@@ -95,10 +96,12 @@ def judge_sweep(parts: Parts, gate: str) -> Iterator[Verdict]:
                 yield failed(what, target)
                 continue
             reached = f"{1e3 * mine:.3f} ms; {best} {1e3 * peers[best]:.3f}"
-            untimed = [name for name, row in rows.items() if "tfla" not in name and operation not in row]
-            if untimed:  # nothing is known of these
+            ahead = mine < peers[best] if faster else mine <= peers[best]
+            # A peer that fails is out; one that was not waited for might be faster.
+            untimed = [name for name, row in rows.items() if row.get(f"{operation}_error", "").startswith(TOO_LATE)]
+            if untimed:
                 reached += f"; no time of {', '.join(untimed)}"
-            yield Verdict(what, target, reached, mine < peers[best] if faster else mine <= peers[best])
+            yield Verdict(what, target, reached, ahead and not untimed, open=ahead and bool(untimed))
 
 
 def judge_attention(parts: Parts, gate: str) -> Iterator[Verdict]:

@@ -31,7 +31,7 @@ def middle(rounds: list[dict[str, Any]], key: str) -> float:
 
 
 def verdict_table(verdicts: list[targets.Verdict]) -> str:
-    rows = ([v.what, v.target, v.measured, "met" if v.met else "**missed**"] for v in verdicts)
+    rows = ([v.what, v.target, v.measured, v.word if v.met else f"**{v.word}**"] for v in verdicts)
     return table(["what", "target", "measured", "verdict"], rows)
 
 

@@ -19,6 +19,7 @@ WORKER = Path(__file__).resolve().parent / "gpu_worker.py"
 # Some Triton aborts in an assertion of LLVM while it compiles; without LLVM's passes it does not.
 PLAIN: dict[str, str] = {}
 WITHOUT_LLVM = {"DISABLE_LLVM_OPT": "1"}
+TOO_LATE = "no result within"  # how the error of a process begins that was ended for its silence
 
 
 class PeerProcess:
@@ -95,7 +96,7 @@ class PeerProcess:
                 line = self._lines.get(timeout=self.limit)
             except queue.Empty:
                 self.stop()
-                return row | {"error": f"no result within {self.limit:g} s", "ended": True}
+                return row | {"error": f"{TOO_LATE} {self.limit:g} s", "ended": True}
             if line is None:
                 return row | {"crash": self._last_words()}
             row |= json.loads(line)

@@ -26,6 +26,11 @@ class Verdict:
     target: str
     measured: str
     met: bool
+    open: bool = False  # not met, for want of a measurement
+
+    @property
+    def word(self) -> str:
+        return "met" if self.met else "open" if self.open else "missed"
 
 
 def over_rounds(rows: list[dict[str, Any]], value: Callable[[dict[str, Any]], float]) -> float:

@@ -119,12 +119,22 @@ def test_files_of_several_runs_make_one_page(tmp_path):
     assert wide["forward"] == 1e-3 and wide["training_error"] == "tfla: too wide"
 
 
-@pytest.mark.parametrize(("mine", "dim", "met"), [(1.0, 64, True), (2.0, 64, False), (2.0, 32, True), (2.1, 32, False)])
-def test_the_sweep_is_judged_by_the_best_peer(mine, dim, met):
+@pytest.mark.parametrize(
+    ("mine", "dim", "error", "word"),
+    [
+        (1.0, 64, "fails", "met"),
+        (2.0, 64, "fails", "missed"),
+        (2.0, 32, "fails", "met"),
+        (2.1, 32, "fails", "missed"),
+        (1.0, 64, "no result within 120 s", "open"),
+        (2.0, 64, "no result within 120 s", "missed"),
+    ],
+)
+def test_the_sweep_is_judged_by_the_best_peer(mine, dim, error, word):
     rows = {"tfla mLSTMexp": {"forward": mine}, "tfla mLSTMsig": {"forward": mine}}
-    rows |= {"slow": {"forward": 9.0}, "fast": {"forward": 2.0}, "broken": {"forward_error": "fails"}}
+    rows |= {"slow": {"forward": 9.0}, "fast": {"forward": 2.0}, "other": {"forward_error": error}}
     case = {"workload": [4, 8192, 4096 // dim, dim, dim], "rows": rows}
-    assert [verdict.met for verdict in gpu_targets.judge({"sweep": {"": case}})] == [met, met]
+    assert [verdict.word for verdict in gpu_targets.judge({"sweep": {"": case}})] == [word, word]
 
 
 def test_attention_is_judged_where_tfla_leads_least():
