@@ -31,7 +31,7 @@ constexpr int64_t depth_block = 128;
 template <class Real>
 constexpr int64_t lanes = hn::MaxLanes(hn::ScalableTag<Real>());
 template <class Real>
-constexpr int64_t panel_cols = lanes<Real> * block_vectors;
+constexpr int64_t panel_cols = lanes<Real>* block_vectors;
 
 // Some rows and vectors of out.
 template <class Real>

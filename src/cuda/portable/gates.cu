@@ -272,7 +272,8 @@ __device__ __forceinline__ void write_vectors(const Call<Real>& call, std::int64
     write(call.inverse, [](int) { return Real{1}; });
     write(call.slope, [](int) { return Real{0}; });
   }
-  if (call.normalized && call.floor != nullptr) write(call.floor, [&](int t) { return exponential(u[t] - scan.b[t], Real{}); });
+  if (call.normalized && call.floor != nullptr)
+    write(call.floor, [&](int t) { return exponential(u[t] - scan.b[t], Real{}); });
   if (call.c != nullptr) write(call.c, [&](int t) { return scan.c[t]; });
 }
 
