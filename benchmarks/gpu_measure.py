@@ -42,7 +42,7 @@ class Run:
     budget: float = float("inf")  # seconds, after which no other case is begun
     result: dict[str, Any] = field(default_factory=lambda: {"about": {}, "parts": {}})
     _sustained: list[Workload] = field(default_factory=list)  # timed call after call, too
-    _own: dict[tuple[Workload, int], dict[str, Row]] = field(default_factory=dict)
+    _own: dict[tuple[Workload, int, bool], dict[str, Row]] = field(default_factory=dict)
     _teams: dict[str, list[PeerProcess]] = field(default_factory=dict)  # the first one of each peer is timed
     _failures: dict[tuple[str, Workload], Row] = field(default_factory=dict)
     _begin: float = field(default_factory=time.monotonic)
@@ -61,16 +61,19 @@ class Run:
         self.result["about"] |= {key: report[key] for key in ("tfla", "date", "gpu")}
         return report
 
-    def tfla(self, workload: Workload, chunk: int = 0, operations: Iterable[str] = OPERATIONS) -> dict[str, Row]:
+    def tfla(
+        self, workload: Workload, chunk: int = 0, operations: Iterable[str] = OPERATIONS, portable: bool = False
+    ) -> dict[str, Row]:
         """A row per gate; a workload is measured once in a run."""
-        if (workload, chunk) in self._own:
-            return self._own[workload, chunk]
-        say(f"{workload}: tfla" + (f", chunk {chunk}" if chunk else ""))
+        if (workload, chunk, portable) in self._own:
+            return self._own[workload, chunk, portable]
+        say(f"{workload}: tfla" + (" portable" if portable else "") + (f", chunk {chunk}" if chunk else ""))
         # Forward and training apart: only training keeps states.
-        rows: dict[str, Row] = {"tfla mLSTMexp": {}, "tfla mLSTMsig": {}}
+        rows: dict[str, Row] = {gpu_parts.own(gate, portable): {} for gate in ("exp", "sig")}
         min_time = self.min_time if workload in self._sustained and chunk == 0 else BRIEF
         for operation in operations:
             options = ["--op", operation, "--shape", str(workload), "--chunk", str(chunk)]
+            options += ["--portable"] if portable else []
             try:
                 report = self.bench(min_time, *options)
             except subprocess.SubprocessError as reason:
@@ -79,12 +82,12 @@ class Run:
                     row[f"{operation}_error"] = words
                 continue
             for found in report["sequences"]:
-                row = rows[f"tfla mLSTM{found['gate']}"]
+                row = rows[gpu_parts.own(found["gate"], portable)]
                 row[operation] = found["burst_seconds"]["median"]
                 row[f"{operation}_sustained"] = found["seconds"]["median"]
                 if operation == "training":
                     row["peak_bytes"] = found["tensor_bytes"] + found["scratch_bytes"]
-        self._own[workload, chunk] = rows
+        self._own[workload, chunk, portable] = rows
         return rows
 
     # ---------------------------------------------------------------- peers
@@ -174,6 +177,8 @@ class Run:
             if self.late(part, workload):
                 continue
             rows = dict(self.tfla(workload))
+            if part == "lengths":
+                rows |= self.tfla(workload, portable=True)
             for name in gpu_parts.TRITON_PEERS:
                 if name in self.peers:
                     rows[name] = self.time_peer(name, workload, OPERATIONS, min_time)
@@ -199,7 +204,8 @@ class Run:
             for chunk in gpu_parts.MEMORY_CHUNKS:
                 if self.late("memory", f"chunk {chunk or 'default'}"):
                     continue
-                rows = self.tfla(workload, chunk, OPERATIONS if chunk == 0 else ["training"])
+                operations = OPERATIONS if chunk == 0 else ("training",)
+                rows = self.tfla(workload, chunk, operations) | self.tfla(workload, chunk, operations, portable=True)
                 key = f"{workload} chunk {chunk or 'default'}"
                 self.keep("memory", key, {"workload": astuple(workload), "chunk": chunk, "rows": rows})
 

@@ -184,7 +184,7 @@ def write(measured: dict[str, Any], out: Path) -> None:
         "timed through its C++ calls, recorded in a graph, training with `keep_states`; peers through PyTorch by CUDA\n"
         "events, each in a process of its own. Times are medians of a burst after a rest, unless said to be call\n"
         "after call. Simple GLA has no input gate and no normalizer. Peak memory: all tensors of the call and its\n"
-        "work space.\n",
+        "work space. tfla portable: by the kernels that every GPU from sm_80 on runs, instead of Hopper's.\n",
         f"## Targets: {met} of {len(verdicts)} met\n",
         verdict_table(verdicts),
         *(SECTIONS[part](parts[part]) for part in SECTIONS if part in parts),

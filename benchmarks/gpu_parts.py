@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from paper.model import Workload
 
 PARTS = {
-    "lengths": "65,536 tokens, 16 heads of 128/256, T 512 to 65,536",
+    "lengths": "65,536 tokens, 16 heads of 128/256, T 512 to 65,536; tfla's portable kernels, too",
     "shapes": "wide heads, and a grid that few heads starve",
     "sweep": "head dimensions 32 to 512 at a width of 4,096",
     "attention": "cuDNN's attention beside tfla of the same width, T 512 to 65,536",
     "step": "one token on states in place",
-    "memory": "peak memory of training at chunk 1,024 and at the default",
+    "memory": "peak memory of training at chunk 1,024 and at the default, portable kernels as well",
 }
 TOTAL_TOKENS = 65_536
 LENGTHS = (512, 2048, 8192, 32_768, 65_536)
@@ -27,6 +27,11 @@ ATTENTION = "cuDNN attention"
 ATTENTION_HEADS, ATTENTION_DIM = 32, 128  # as wide as 16 heads of 256
 MOST_ATTENTION_SECONDS = 0.060  # a call that would take longer is left out
 STEP_PEER = "mlstm_kernels step"
+
+
+def own(gate: str, portable: bool = False) -> str:
+    """The name of tfla's row; portable: of the kernels that every GPU from sm_80 on runs."""
+    return f"tfla {'portable ' if portable else ''}mLSTM{gate}"
 
 
 def of_length(tokens: int) -> Workload:

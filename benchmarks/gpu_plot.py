@@ -12,6 +12,7 @@ from matplotlib import pyplot as plt  # noqa: E402  the backend has to be chosen
 from matplotlib.ticker import LogLocator  # noqa: E402
 
 TITLES = {"forward": "forward", "training": "forward and backward"}
+LABELS_ABREAST = 5  # in a legend; more take two lines
 
 
 def curves(points: list[tuple[float, dict[str, Any]]], title: str, label: str, stem: Path, log: bool = False) -> None:
@@ -40,9 +41,10 @@ def curves(points: list[tuple[float, dict[str, Any]]], title: str, label: str, s
         axis.set_ylabel("ms")
         axis.grid(alpha=0.3)
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8)
+    columns = len(labels) if len(labels) <= LABELS_ABREAST else -(-len(labels) // 2)
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8)
     figure.suptitle(title)
-    figure.tight_layout(rect=(0, 0.07, 1, 1))
+    figure.tight_layout(rect=(0, 0.07 if columns == len(labels) else 0.12, 1, 1))
     for suffix in (".png", ".svg"):
         figure.savefig(stem.with_suffix(suffix), dpi=120)
     plt.close(figure)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import gpu_parts
+from gpu_parts import own
 from paper.model import Workload
 from peer_process import TOO_LATE
 from targets import Verdict
@@ -26,14 +28,12 @@ SHAPES_MS = {
 }
 GATE_RATIO = 1.05  # mLSTMexp over mLSTMsig
 PEAK_GB = {0: 4.4, 1024: 3.7}  # by chunk, 0 being the default
+PORTABLE_MS = {"forward": 3.5, "training": 9.5}  # at every sequence length
+PORTABLE_PEAK_GB = 4.4  # at the default chunk; at larger ones less than there
 FASTER_DIMS = (64, 128, 256)  # than every peer; at the other dimensions of the sweep no slower
 FASTER_THAN_ATTENTION = {"forward": 2048, "training": 1024}  # from this length on
 STEP_MICROSECONDS = {1: 5.0}
 STEP_TERABYTES = {64: 3.9, 256: 3.9}
-
-
-def own(gate: str) -> str:
-    return f"tfla mLSTM{gate}"
 
 
 def at_most(what: str, target: float, reached: float, unit: str) -> Verdict:
@@ -42,6 +42,12 @@ def at_most(what: str, target: float, reached: float, unit: str) -> Verdict:
 
 def failed(what: str, target: str) -> Verdict:
     return Verdict(what, target, "fails", False)
+
+
+def of_every_length(verdict: Verdict, measured: Iterable[int]) -> Verdict:
+    """Open where it would be met but for lengths that were not measured."""
+    wanting = verdict.met and not set(gpu_parts.LENGTHS) <= set(measured)
+    return replace(verdict, met=False, open=True) if wanting else verdict
 
 
 def cases(parts: Parts, part: str) -> Iterator[tuple[Workload, dict[str, Row]]]:
@@ -60,6 +66,27 @@ def judge_lengths(parts: Parts, gate: str) -> Iterator[Verdict]:
                 yield failed(what, f"at most {target:g} ms")
             elif rows:
                 yield at_most(what, target, 1e3 * max(row[operation] for row in rows), "ms")
+
+
+def judge_portable_lengths(parts: Parts, gate: str) -> Iterator[Verdict]:
+    """By the longest time of any length, and by the length where tfla leads mlstm_kernels least."""
+    name, peer = own(gate, portable=True), f"mlstm_kernels mLSTM{gate}"
+    found = {work.tokens: rows for work, rows in cases(parts, "lengths") if name in rows}
+    for operation, target in PORTABLE_MS.items():
+        what, ahead = f"portable kernels, mLSTM{gate}: {operation}, each T", "faster than mlstm_kernels"
+        if any(operation not in rows[name] for rows in found.values()):
+            yield failed(what, f"at most {target:g} ms")
+            yield failed(what, ahead)
+            continue
+        times = {tokens: rows[name][operation] for tokens, rows in found.items()}
+        if times:
+            yield of_every_length(at_most(what, target, 1e3 * max(times.values()), "ms"), times)
+        peers = {tokens: rows[peer] for tokens, rows in found.items() if operation in rows.get(peer, {})}
+        leads = {tokens: row[operation] / times[tokens] for tokens, row in peers.items()}
+        if leads:
+            least = min(leads, key=lambda tokens: leads[tokens])
+            reached = f"{leads[least]:.2f} times faster at T {least:,}, the least of {len(leads)} lengths"
+            yield of_every_length(Verdict(what, ahead, reached, leads[least] > 1), leads)
 
 
 def judge_gates(parts: Parts) -> Iterator[Verdict]:
@@ -136,6 +163,21 @@ def judge_memory(parts: Parts, gate: str) -> Iterator[Verdict]:
             yield failed(what, f"at most {PEAK_GB[chunk]:g} GB")
 
 
+def judge_portable_memory(parts: Parts, gate: str) -> Iterator[Verdict]:
+    rows = {case["chunk"]: case["rows"].get(own(gate, portable=True)) for case in parts.get("memory", {}).values()}
+    peaks = {chunk: row.get("peak_bytes") for chunk, row in rows.items() if row is not None}
+    for chunk, peak in peaks.items():
+        what = f"portable kernels, mLSTM{gate}: peak memory of training, T {gpu_parts.MEMORY_TOKENS:,}, "
+        what += f"chunk {chunk:,}" if chunk else "the default chunk"
+        target = "less than at the default chunk" if chunk else f"at most {PORTABLE_PEAK_GB:g} GB"
+        if peak is None:
+            yield failed(what, target)
+        elif chunk == 0:
+            yield at_most(what, PORTABLE_PEAK_GB, 1e-9 * peak, "GB")
+        elif peaks.get(0) is not None:
+            yield Verdict(what, target, f"{1e-9 * peak:.3f} GB", peak < peaks[0])
+
+
 def judge_step(parts: Parts) -> Iterator[Verdict]:
     for case in parts.get("step", {}).values():
         batch, row = case["batch"], case["rows"]["tfla"]
@@ -151,4 +193,7 @@ def judge(parts: Parts) -> list[Verdict]:
     for gate in GATES:
         for rule in (judge_lengths, judge_shapes, judge_sweep, judge_attention, judge_memory):
             verdicts += rule(parts, gate)
-    return [*verdicts, *judge_gates(parts), *judge_step(parts)]
+    verdicts += [*judge_gates(parts), *judge_step(parts)]
+    for gate in GATES:
+        verdicts += [*judge_portable_lengths(parts, gate), *judge_portable_memory(parts, gate)]
+    return verdicts

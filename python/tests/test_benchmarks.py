@@ -91,8 +91,10 @@ import json, sys
 given = dict(zip(sys.argv[2::2], sys.argv[3::2]))
 if given["--op"] == "training" and given["--shape"].endswith("512,512"):
     sys.exit("tfla: too wide")
-time = {{"median": 1e-3}}
-rows = [{{"gate": gate, "burst_seconds": time, "seconds": time, "tensor_bytes": 3e9, "scratch_bytes": 5e8}}
+portable = "--portable" in sys.argv
+time = {{"median": 2e-3 if portable else 1e-3}}
+scratch = 1e9 if portable and given["--chunk"] == "0" else 5e8
+rows = [{{"gate": gate, "burst_seconds": time, "seconds": time, "tensor_bytes": 3e9, "scratch_bytes": scratch}}
         for gate in ("exp", "sig")]
 about = {{"tfla": "0", "date": "today", "gpu": "none"}}
 open(given["--json"], "w").write(json.dumps(about | {{"sequences": rows}}))
@@ -115,6 +117,10 @@ def test_files_of_several_runs_make_one_page(tmp_path):
     assert not verdicts["mLSTMexp: forward, T up to 8,192"].met
     assert verdicts["mLSTMexp: training, T up to 8,192"].met
     assert verdicts["mLSTMsig: peak memory of training, T 8,192, chunk 1,024"].met
+    lengths = whole["parts"]["lengths"]["8,8192,16,128,256"]["rows"]
+    assert lengths["tfla mLSTMexp"]["forward"] == 1e-3 and lengths["tfla portable mLSTMexp"]["forward"] == 2e-3
+    portable = [verdict for what, verdict in verdicts.items() if what.startswith("portable kernels, mLSTMsig")]
+    assert [verdict.word for verdict in portable] == ["open", "open", "met", "met"]  # one length of five; memory
     wide = whole["parts"]["sweep"]["4,8192,8,512,512"]["rows"]["tfla mLSTMexp"]
     assert wide["forward"] == 1e-3 and wide["training_error"] == "tfla: too wide"
 
@@ -135,6 +141,58 @@ def test_the_sweep_is_judged_by_the_best_peer(mine, dim, error, word):
     rows |= {"slow": {"forward": 9.0}, "fast": {"forward": 2.0}, "other": {"forward_error": error}}
     case = {"workload": [4, 8192, 4096 // dim, dim, dim], "rows": rows}
     assert [verdict.word for verdict in gpu_targets.judge({"sweep": {"": case}})] == [word, word]
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "words"),
+    [
+        ({}, {}, ["met", "met"]),
+        ({}, {512: None}, ["met", "open"]),
+        ({}, {512: 1e-3}, ["met", "missed"]),
+        ({2048: 4e-3}, {}, ["missed", "met"]),
+        ({2048: None}, {}, ["missed", "missed"]),
+    ],
+)
+def test_portable_kernels_are_judged_at_every_length(mine, theirs, words):
+    """mine, theirs: times that differ from the other lengths'; None: it failed."""
+    cases = {}
+    for tokens in gpu_parts.LENGTHS:
+        rows = {name: {} for name in ("tfla mLSTMexp", "tfla mLSTMsig")}
+        times = {"tfla portable mLSTMexp": mine.get(tokens, 2e-3), "mlstm_kernels mLSTMexp": theirs.get(tokens, 5e-3)}
+        rows |= {name: {} if time is None else {"forward": time, "training": time} for name, time in times.items()}
+        cases[str(tokens)] = {"workload": [65536 // tokens, tokens, 16, 128, 256], "rows": rows}
+    verdicts = [one for one in gpu_targets.judge({"lengths": cases}) if one.what.startswith("portable")]
+    forward = [one for one in verdicts if one.what == "portable kernels, mLSTMexp: forward, each T"]
+    assert [one.word for one in forward] == words
+    assert len(verdicts) == 4  # training, too; nothing of the gate that was not measured
+
+
+@pytest.mark.parametrize(
+    ("default", "large", "words"),
+    [
+        (4.4e9, 4.3e9, ["met", "met"]),
+        (4.5e9, 4.5e9, ["missed", "missed"]),
+        (4.0e9, None, ["met", "missed"]),
+        (None, 4.0e9, ["missed"]),
+    ],
+)
+def test_portable_kernels_take_less_memory_in_larger_chunks(default, large, words):
+    cases = {}
+    for chunk, peak in ((0, default), (1024, large)):
+        rows = {name: {} for name in ("tfla mLSTMexp", "tfla mLSTMsig")}
+        rows["tfla portable mLSTMexp"] = {} if peak is None else {"peak_bytes": peak}
+        cases[str(chunk)] = {"workload": [8, 8192, 16, 128, 256], "chunk": chunk, "rows": rows}
+    verdicts = gpu_targets.judge({"memory": cases})
+    assert [verdict.word for verdict in verdicts if verdict.what.startswith("portable")] == words
+
+
+def test_measurements_without_portable_kernels_have_no_targets_for_them():
+    parts = json.loads((BENCHMARKS.parent / "docs/benchmarks/gpu.json").read_text())["parts"]
+    for part in ("lengths", "memory"):
+        for case in parts[part].values():
+            case["rows"] = {name: row for name, row in case["rows"].items() if "portable" not in name}
+    verdicts = gpu_targets.judge(parts)
+    assert verdicts and not [verdict for verdict in verdicts if verdict.what.startswith("portable")]
 
 
 def test_attention_is_judged_where_tfla_leads_least():
