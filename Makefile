@@ -25,7 +25,7 @@ lm:  ## train a small language model on this CPU, five minutes, from text every 
 	PYTHONPATH=python .venv-python/bin/python examples/language_model.py
 
 test:  ## build and run all tests, a smaller set under each sanitizer and the fuzzer, and those of the Python package
-	@tools/install_deps.sh build test python
+	@tools/install_deps.sh build test python bench
 	tools/run_tests.sh release asan tsan fuzz python $(CUDA)
 
 wheel:  ## build the Python wheel into dist
@@ -50,12 +50,10 @@ gpu-bundle:  ## build the CUDA backend and its tests into a folder that any mach
 	tools/gpu_bundle.sh
 
 bench: release  ## time tfla and mlstm_kernels side by side (PyTorch in .venv)
-	@tools/install_deps.sh bench
 	@tools/make_venv.sh .venv benchmarks/requirements.txt
 	.venv/bin/python benchmarks/compare_cpu.py
 
 paper: release  ## every figure of the paper's analysis and docs/paper.md (matplotlib in .venv-paper)
-	@tools/install_deps.sh bench
 	@tools/make_venv.sh .venv-paper benchmarks/paper/requirements.txt
 	.venv-paper/bin/python benchmarks/make_paper.py
 
@@ -72,7 +70,7 @@ format:  ## format C++ and Python in place
 	tools/lint.sh format
 
 lint:  ## check formatting, clang-tidy, ruff
-	@tools/install_deps.sh build lint
+	@tools/install_deps.sh build lint bench
 	@tools/make_venv.sh .venv-lint tools/lint-requirements.txt
 	@cmake --preset release >/dev/null
 	tools/lint.sh check
@@ -88,6 +86,6 @@ deps:  ## install every Debian package any target needs
 
 # The library and the program, without the tests.
 release:
-	@tools/install_deps.sh build
+	@tools/install_deps.sh build bench
 	@cmake --preset release >/dev/null
 	cmake --build --preset release --parallel $(JOBS) --target tfla tfla_cli

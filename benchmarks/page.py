@@ -101,7 +101,7 @@ def machine_list(measured: Measurements) -> str:
     about = measured["about"]
     lines = [
         f"- {about['cpu']}, {about['cores']} cores, {about['threads']} threads used by both sides",
-        f"- tfla {about['tfla']} ({about['compiler']}; {about['blas']})",
+        f"- tfla {about['tfla']} ({about['compiler']}); products to compare with by {about['blas']}",
         f"- mlstm_kernels {about['mlstm_kernels']} on torch {about['torch']}, Python {about['python']}",
         f"- {about['date']}; medians over interleaved rounds, {about['rounds']} of them",
         f"- other processes used {about['busy_before']:.0%} of the cores just before the run",
@@ -123,7 +123,7 @@ def page(measured: Measurements, verdicts: list[targets.Verdict]) -> str:
         f"float32, {size}, gates i from N(-4, 1) and f from N(4.5, 1). Native PyTorch kernels with the kernel and\n"
         "chunk size that are fastest here, against tfla at its default chunk size. GFLOP/s count useful operations\n"
         "only (the causal half); one large float32 product on every thread reaches\n"
-        f"{measured['product_flops'] / 1e9:.1f} GFLOP/s with the same BLAS.\n",
+        f"{measured['product_flops'] / 1e9:.1f} GFLOP/s by OpenBLAS.\n",
         compare_table(measured),
         "![time over sequence length](cpu.png)\n",
         "## Growth with the sequence\n",

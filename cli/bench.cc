@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "blas.h"
 #include "commands.h"
 #include "cuda/record.h"
 #include "cuda/run.h"
@@ -39,6 +40,7 @@ int bench(BenchOptions options) {
   const bool on_gpu = options.common.execution.device == Device::cuda;
   if (on_gpu) cuda::check_available();
   if (on_gpu && options.gemm) throw UsageError("tfla: --gemm times the BLAS of the CPU; it takes --device cpu");
+  if (options.gemm) check_blas();
   if (options.min_time == 0) options.min_time = options.quick ? quick_min_time : usual_min_time;
   const int threads = resolved_threads(options.common.execution);
   JsonFile file(options.json);
@@ -78,7 +80,7 @@ Command add_bench(CLI::App& program) {
       [&o](Text option, Text text) { o.formulations = parse_formulations(option, text); });
   add("--min-time", "SECONDS", "time spent on each row (default 0.5; quick 0.1)",
       [&o](Text option, Text text) { o.min_time = parse_seconds(option, text); });
-  app->add_flag("--gemm", o.gemm, "also time one large float32 matrix product on every thread, and compare");
+  app->add_flag("--gemm", o.gemm, "also time one large float32 matrix product of OpenBLAS on every thread");
   add_common_options(*app, o.common);
   add("--json", "FILE", "write every row to this file", [&o](Text, Text text) { o.json = text; });
   return {app, [options] { return bench(*options); }};

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "cpu/gemm.h"
+#include "blas.h"
 #include "cpu/threads.h"
 #include "measure.h"
 #include "reference/regimes.h"
@@ -59,14 +59,12 @@ ProductRate measure_products(int threads, double min_time) {
   const auto multiply = [&] {
     cpu::parallel_for(threads, threads, [&](std::int64_t unit, int) {
       Operands& mine = operands[static_cast<std::size_t>(unit)];
-      cpu::library_product(cpu::dense(mine.out.data(), product_size, product_size),
-                           cpu::dense<const float>(mine.a.data(), product_size, product_size),
-                           cpu::dense<const float>(mine.b.data(), product_size, product_size));
+      blas_product(product_size, mine.a.data(), mine.b.data(), mine.out.data());
     });
   };
   const Timing timing = measure({multiply}, min_time).front();
   constexpr double size = product_size;
-  return {cpu::blas_name(), product_size, threads * 2 * size * size * size / timing.median};
+  return {blas_name(), product_size, threads * 2 * size * size * size / timing.median};
 }
 
 }  // namespace tfla::cli

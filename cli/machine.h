@@ -30,7 +30,7 @@ struct ProductRate {
   double flops_per_second;  // of all threads together
 };
 
-// One large float32 product on each thread, all at the same time, through the library the kernels use.
+// One large float32 product on each thread, all at the same time, by the matrix library.
 [[nodiscard]] ProductRate measure_products(int threads, double min_time);
 
 }  // namespace tfla::cli

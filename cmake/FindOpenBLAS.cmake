@@ -1,4 +1,4 @@
-# OpenBLAS as a static archive, so that tfla carries its own copy and nobody else's BLAS settings are touched.
+# OpenBLAS as a static archive, so that the program runs where there is none.
 # Target: OpenBLAS::OpenBLAS. Only Debian's pthread flavour is looked for: its serial flavour gives wrong products when
 # two threads call it at once. For another OpenBLAS that is safe to call from many threads, set the two variables.
 find_library(OpenBLAS_ARCHIVE NAMES openblas-pthread/libopenblas.a
@@ -13,7 +13,7 @@ find_package_handle_standard_args(
   OpenBLAS
   REQUIRED_VARS OpenBLAS_ARCHIVE OpenBLAS_INCLUDE_DIR
   REASON_FAILURE_MESSAGE
-    "tfla: install the Debian package libopenblas-pthread-dev, or set OpenBLAS_ARCHIVE and OpenBLAS_INCLUDE_DIR.")
+    "tfla bench --gemm needs it: the Debian package libopenblas-pthread-dev, or OpenBLAS_ARCHIVE and OpenBLAS_INCLUDE_DIR.")
 
 if(OpenBLAS_FOUND AND NOT TARGET OpenBLAS::OpenBLAS)
   find_package(Threads REQUIRED)

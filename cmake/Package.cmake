@@ -22,9 +22,6 @@ configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/tflaConfig.cmake.in" 
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/tflaConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
 install(FILES "${PROJECT_BINARY_DIR}/tflaConfig.cmake" "${PROJECT_BINARY_DIR}/tflaConfigVersion.cmake"
         DESTINATION "${config_dir}")
-if(TFLA_NEEDS_DEPENDENCIES AND TFLA_BLAS STREQUAL "openblas")
-  install(FILES "${PROJECT_SOURCE_DIR}/cmake/FindOpenBLAS.cmake" DESTINATION "${config_dir}")
-endif()
 
 # Relative to the .pc file, so that `cmake --install --prefix` may choose another prefix than configuration did.
 file(RELATIVE_PATH TFLA_PC_PREFIX "/${pkgconfig_dir}" "/")
@@ -33,9 +30,6 @@ set(TFLA_PC_REQUIRES "")
 set(TFLA_PC_LIBS "")
 if(TFLA_NEEDS_DEPENDENCIES)
   set(TFLA_PC_REQUIRES "libhwy")
-  if(TFLA_BLAS STREQUAL "openblas")
-    string(APPEND TFLA_PC_LIBS " ${OpenBLAS_ARCHIVE}")
-  endif()
   if(TFLA_CUDA)
     string(APPEND TFLA_PC_LIBS " ${CUDA_cudart_static_LIBRARY} -ldl -lrt")
   endif()
