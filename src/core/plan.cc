@@ -122,7 +122,7 @@ void choose_hopper_segments(Plan& plan, std::int64_t chunks) {
   if (plan.shape.sequences > plan.shape.batch) {
     // Packed sequences may be of any length, and one of them may be nearly all there is. Their segments have no pieces.
     const std::int64_t heads = ceil_div(plan.shape.heads, plan.slices);
-    const std::int64_t blocks = std::max<std::int64_t>(heads * cuda::hopper_tiles(plan.shape), 1);
+    const std::int64_t blocks = std::max<std::int64_t>(heads * cuda::hopper_tiles(plan), 1);
     plan.segments =
         std::clamp<std::int64_t>(std::min(multiprocessors / blocks, chunks / fewest_chunks), 1, most_pieces);
     return;
@@ -130,7 +130,7 @@ void choose_hopper_segments(Plan& plan, std::int64_t chunks) {
   const double weight = forward ? 1.2 : 2, piece_start = 8, scan = 4, scanned = 0.03;
   const std::int64_t most_segments = std::clamp<std::int64_t>(chunks / fewest_chunks, 1, most_pieces);
   const std::int64_t heads = plan.shape.sequences * std::max<std::int64_t>(ceil_div(plan.shape.heads, plan.slices), 1);
-  const std::int64_t summing = heads * cuda::hopper_tiles(plan.shape);
+  const std::int64_t summing = heads * cuda::hopper_tiles(plan);
   const std::int64_t working =
       forward || plan.hopper_reverse ? heads * cuda::hopper_forward_tiles(plan.shape) : summing;
   const auto turns = [](std::int64_t blocks) { return static_cast<double>(ceil_div(blocks, multiprocessors)); };
@@ -225,11 +225,11 @@ void check_countable(const Plan& plan) {
 
 // Whether forward keeps states on Hopper where it is asked to. A longer chunk asks for less memory. Its kernel for
 // packed sequences has no registers left to keep wide ones. States of float16 are not stored as the portable kernels
-// store them, and backward may take either.
+// store them, and backward may take either. Two kernels to a head keep none.
 bool keeps_hopper_states(const Plan& plan) {
-  constexpr std::int64_t chunk = 128, wide_qk = 128;
+  constexpr std::int64_t chunk = 128, wide_qk = 128, widest_qk = 256;
   const bool packed = plan.shape.sequences > plan.shape.batch;
-  return plan.chunk == chunk && !(packed && plan.shape.dqk > wide_qk) && plan.shape.dtype == DType::bfloat16;
+  return plan.chunk == chunk && plan.shape.dqk <= (packed ? wide_qk : widest_qk) && plan.shape.dtype == DType::bfloat16;
 }
 
 // fits: the tensors are such as the kernels of Hopper take, if their shape is; of step its state. dn_last: there is a

@@ -108,6 +108,7 @@ struct Call {
   // [numbers,H,tiles of a state] what Hopper's kernels multiply states and dstates of float16 by to have C and dC
   float* state_lowers;
   float* dstate_lowers;
+  float* halves;  // what the first 256 columns of a larger dqk give in Hopper's forward: see forward/plan.cuh
   // As u, qbar, abar and gbar, of the two blocks of each chunk (reverse_block), with scale / den of a row in u and
   // qbar. u goes with log_c. Null: nobody wants them.
   Log* block_u;

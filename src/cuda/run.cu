@@ -69,6 +69,9 @@ void carve(Arena& arena, Arena& kept, const Plan& plan, Call<typename Config<T>:
     call.states = place.take<typename Config<T>::Stored>(states * call.dqk * call.padded_dhv());
     call.n_states = place.take<typename Config<T>::Norm>(states * call.dqk);
   }
+  if (fused && call.dqk > sm90::kernel_dqk)
+    call.halves = arena.take<float>(call.sequences * call.heads * call.segments * call.chunks_per_segment *
+                                    sm90::half_floats(call.dhv));
   call.chunks = arena.take<Chunk>(call.numbers);
   if (plan.hopper) call.parts = arena.take<Part>(1 + call.most_parts());
   if (!is_16_bit<T>) call.c = arena.take<double>(vectors);
@@ -394,21 +397,22 @@ void count(const Plan& plan, Arena& arena, Arena& saved) {
 }
 
 // Forward of tall and narrow states in float16 has no room for what it needs besides.
-bool takes_half(const MlstmShape& shape) {
-  return shape.dtype == DType::float16 && !(shape.dqk > 128 && shape.dhv <= 64);
+bool takes_dqk(const MlstmShape& shape) {
+  if (shape.dtype == DType::float16) return shape.dqk <= (shape.dhv <= 64 ? 128 : sm90::kernel_dqk);
+  return shape.dqk <= (shape.sequences == shape.batch ? sm90::most_dqk : sm90::kernel_dqk);
 }
 
 }  // namespace
 
 bool hopper_takes(const MlstmShape& shape, const MlstmOptions& options) {
-  constexpr std::int64_t widest_qk = 256, fewest_tokens = 64;
+  constexpr std::int64_t fewest_tokens = 64;
   constexpr auto most = static_cast<double>(std::numeric_limits<int>::max());  // of what kernels count in 32 bits
   const double blocks = static_cast<double>(shape.heads) *
                         (static_cast<double>(shape.batch) * static_cast<double>(shape.tokens / fewest_tokens) +
                          static_cast<double>(shape.sequences));
-  return options.formulation == Formulation::chunkwise && (shape.dtype == DType::bfloat16 || takes_half(shape)) &&
+  return options.formulation == Formulation::chunkwise && item_size(shape.dtype) == 2 && takes_dqk(shape) &&
          shape.tokens > 0 && shape.batch > 0 && shape.sequences > 0 && shape.dqk % 8 == 0 && shape.dhv % 8 == 0 &&
-         shape.dqk <= widest_qk && static_cast<double>(shape.batch) * static_cast<double>(shape.tokens) < most &&
+         static_cast<double>(shape.batch) * static_cast<double>(shape.tokens) < most &&
          blocks * static_cast<double>(shape.dhv) < most && sm90::supported_device();
 }
 
@@ -419,8 +423,10 @@ bool hopper_takes_gradients(const Plan& plan, const MlstmOptions& options) {
   return sm90::takes_gradients(call);
 }
 
-std::int64_t hopper_tiles(const MlstmShape& shape) {
-  return sm90::state_tiles(static_cast<int>(shape.dqk), static_cast<int>(shape.dhv));
+std::int64_t hopper_tiles(const Plan& plan) {
+  const bool parts = plan.operation == Operation::forward;
+  const std::int64_t dqk = parts ? std::min<std::int64_t>(plan.shape.dqk, sm90::kernel_dqk) : plan.shape.dqk;
+  return sm90::state_tiles(static_cast<int>(dqk), static_cast<int>(plan.shape.dhv));
 }
 
 std::int64_t hopper_forward_tiles(const MlstmShape& shape) { return sm90::forward_tiles(static_cast<int>(shape.dhv)); }

@@ -11,7 +11,7 @@ void check_available() {
 
 bool hopper_takes(const MlstmShape& /*shape*/, const MlstmOptions& /*options*/) { return false; }
 bool hopper_takes_gradients(const Plan& /*plan*/, const MlstmOptions& /*options*/) { return false; }
-std::int64_t hopper_tiles(const MlstmShape& /*shape*/) { return 1; }
+std::int64_t hopper_tiles(const Plan& /*plan*/) { return 1; }
 std::int64_t hopper_forward_tiles(const MlstmShape& /*shape*/) { return 1; }
 bool hopper_takes_reverse(const MlstmShape& /*shape*/) { return false; }
 bool hopper_splits_gradients(const MlstmShape& /*shape*/) { return false; }

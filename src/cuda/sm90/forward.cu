@@ -14,6 +14,8 @@
 //
 // In float16 the rounded C, n and P have a lift each (lift.cuh), and one term has the digits. No states are kept.
 //
+// Heads of dqk above 256 take two kernels (forward_halves.cu).
+//
 // P of the first 16 keys of a block, which all of its rows see, goes into its product as the sum of two bfloat16: the
 // rounding of P would be half of the error of H. Both terms of all keys took 10 % longer.
 #include "cuda/sm90/forward/kernel.cuh"

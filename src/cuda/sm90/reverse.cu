@@ -51,7 +51,7 @@ Call<float> twin_of(const Call<float>& call) {
 
 }  // namespace
 
-bool has_reverse(std::int64_t dqk, std::int64_t dhv) { return dqk > 128 || dhv > 64; }
+bool has_reverse(std::int64_t dqk, std::int64_t dhv) { return dqk <= kernel_dqk && (dqk > 128 || dhv > 64); }
 
 void launch_reverse(const Call<float>& call, cudaStream_t stream) {
   launch_segment_ends<T>(call, stream);

@@ -37,9 +37,14 @@ void launch_segment_ends(const Call<float>& call, cudaStream_t stream);
 // What totals of segments of packed sequences add up to.
 void launch_packed_scan(const Call<float>& call, bool reverse, cudaStream_t stream);
 
-// States and outputs in one, in chunks of 64 tokens; the state stays on the chip.
+// States and outputs in one, in chunks of 64 tokens; the state stays on the chip. Of heads of more than kernel_dqk
+// columns (bfloat16, not packed) two such kernels, which take half_floats numbers of scratch for every head and chunk
+// of all segments.
+inline constexpr int kernel_dqk = 256, most_dqk = 2 * kernel_dqk;
+[[nodiscard]] std::int64_t half_floats(int dhv);
 template <class T>
 void launch_forward(const Call<float>& call, cudaStream_t stream);
+void launch_halves(const Call<float>& call, cudaStream_t stream);
 
 // dQ, dK, dV and the row sums that launch_gate_gradients reads, in chunks of 128 tokens. Wide heads take two kernels.
 [[nodiscard]] bool takes_gradients(const Call<float>& call);
@@ -54,8 +59,8 @@ template <class T>
 void launch_keys(const Call<float>& call, cudaStream_t stream);
 template <class T>
 void launch_keys_with_norms(const Call<float>& call, cudaStream_t stream);
-// dC and dV in one, in blocks of 64 tokens: the reverse-time twin of launch_forward, for bfloat16. In place of
-// launch_dstates, but for <C, dC>, and of launch_values.
+// dC and dV in one, in blocks of 64 tokens: the reverse-time twin of launch_forward, for bfloat16 and one kernel's dqk.
+// In place of launch_dstates, but for <C, dC>, and of launch_values.
 [[nodiscard]] bool has_reverse(std::int64_t dqk, std::int64_t dhv);
 void launch_reverse(const Call<float>& call, cudaStream_t stream);
 // dV of wide heads.

@@ -100,7 +100,8 @@ template <class T>
 void launch_values(const Call<float>& call, cudaStream_t stream) {
   const int panels = panels_of(call.dhv);
   if constexpr (!has_lifts<T>) {
-    launch<T, 1>(call, panels, stream);  // more of them have `reverse` instead
+    // Up to kernel_dqk more than one have `reverse` instead.
+    panels == 1 ? launch<T, 1>(call, 1, stream) : launch<T, widest>(call, (panels + widest - 1) / widest, stream);
   } else {
     // As few parts as possible, as wide as each other: 320 columns are two parts of 192.
     const int parts = (panels + widest - 1) / widest;

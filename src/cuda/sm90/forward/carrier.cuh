@@ -5,9 +5,9 @@
 
 namespace tfla::cuda::sm90::forward {
 
-template <class T, int M, int N, bool Normalized, bool Keep, bool Packed, Time Direction>
-struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction> {
-  using Base = Block<T, M, N, Normalized, Keep, Packed, Direction>;
+template <class T, int M, int N, bool Normalized, bool Keep, bool Packed, Time Direction, Half Dqk>
+struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
+  using Base = Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk>;
   using Base::at;
   using Base::call;
   using Base::each_item;

@@ -14,13 +14,14 @@ namespace tfla::cuda::sm90 {
 
 namespace forward {
 
-template <class T, int M, int N, bool Normalized, bool Keep, bool Packed, Time Direction>
+template <class T, int M, int N, bool Normalized, bool Keep, bool Packed, Time Direction, Half Dqk>
 __global__ void __launch_bounds__(threads, 1)
-    forward_kernel(const __grid_constant__ typename Block<T, M, N, Normalized, Keep, Packed, Direction>::Maps maps,
+    forward_kernel(const __grid_constant__ typename Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk>::Maps maps,
                    const __grid_constant__ Call<float> call,
-                   const __grid_constant__ typename Block<T, M, N, Normalized, Keep, Packed, Direction>::Shape shape) {
+                   const __grid_constant__
+                   typename Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk>::Shape shape) {
   using Space = forward::Space<M, N>;
-  using Registers = forward::Registers<T, M, N, Normalized, Keep, Packed, Direction>;
+  using Registers = forward::Registers<T, M, N, Normalized, Keep, Packed, Direction, Dqk>;
   extern __shared__ unsigned char memory[];
   const unsigned space = (arch::shared_address(memory) + 1023U) & ~1023U;
   if (threadIdx.x == 0) {
@@ -47,11 +48,11 @@ __global__ void __launch_bounds__(threads, 1)
   __syncthreads();
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
-  const Block<T, M, N, Normalized, Keep, Packed, Direction> block{call, maps, shape, space};
+  const Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> block{call, maps, shape, space};
   const int warp = static_cast<int>(threadIdx.x) / 32, warpgroup = warp / 4;
   if (warpgroup == 0) {
     arch::fewer_registers<Registers::movers>();
-    const Movers<T, M, N, Normalized, Keep, Packed, Direction> movers{block};
+    const Movers<T, M, N, Normalized, Keep, Packed, Direction, Dqk> movers{block};
     if (Space::wide) {
       if (threadIdx.x == 0) movers.template load_tokens<false, true>();
       if (threadIdx.x == 96) movers.template load_tokens<true, false>();
@@ -64,19 +65,19 @@ __global__ void __launch_bounds__(threads, 1)
     arch::more_registers<Registers::outputs>();
     // One copy of the code for both: with two, warps wait for instructions. Broadcast, descriptors are uniform.
     const int own = Space::outputs == 1 ? 0 : __shfl_sync(0xFFFFFFFFU, warpgroup, 0) - 1;
-    Outputs<T, M, N, Normalized, Keep, Packed, Direction>{block}.make(own);
+    Outputs<T, M, N, Normalized, Keep, Packed, Direction, Dqk>{block}.make(own);
   } else if (Space::wide && warpgroup == 2) {
     arch::more_registers<Registers::state>();
-    Carrier<T, M, N, Normalized, Keep, Packed, Direction>{block}.template carry<0>();
+    Carrier<T, M, N, Normalized, Keep, Packed, Direction, Dqk>{block}.template carry<0>();
   } else {
     arch::more_registers<Registers::state>();
-    Carrier<T, M, N, Normalized, Keep, Packed, Direction>{block}.template carry<Space::carriers - 1>();
+    Carrier<T, M, N, Normalized, Keep, Packed, Direction, Dqk>{block}.template carry<Space::carriers - 1>();
   }
 }
 
-template <class T, int M, int N, bool Normalized, bool Keep, bool Packed, Time Direction>
+template <class T, int M, int N, bool Normalized, bool Keep, bool Packed, Time Direction, Half Dqk = Half::both>
 void launch_packing(const Call<float>& call, cudaStream_t stream) {
-  using Block = forward::Block<T, M, N, Normalized, Keep, Packed, Direction>;
+  using Block = forward::Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk>;
   Shape shape{};
   shape.column_tiles = (call.dhv + N - 1) / N;
   shape.items = static_cast<int>(call.sequences) * call.heads * call.segments * shape.column_tiles;
@@ -97,8 +98,9 @@ void launch_packing(const Call<float>& call, cudaStream_t stream) {
   constexpr int bytes = has_lifts<T> ? Space<M, N>::lifted_bytes : Space<M, N>::bytes;
   static_assert(bytes <= 232448, "what a block may have");
   const auto start = [&](const typename Block::Shape& units, int blocks) {
-    launch_chained(Block::reverse ? "reverse" : "forward", forward_kernel<T, M, N, Normalized, Keep, Packed, Direction>,
-                   blocks, threads, bytes, stream, maps, call, units);
+    launch_chained(Block::reverse ? "reverse" : "forward",
+                   forward_kernel<T, M, N, Normalized, Keep, Packed, Direction, Dqk>, blocks, threads, bytes, stream,
+                   maps, call, units);
   };
   if constexpr (Packed) {
     maps.nothing = nothing_map(call, block_tokens);
@@ -132,6 +134,9 @@ void launch(const Call<float>& call, cudaStream_t stream) {
 template <class T>
 void launch_forward(const Call<float>& call, cudaStream_t stream) {
   using forward::launch;
+  if constexpr (!has_lifts<T>) {
+    if (call.dqk > kernel_dqk) return launch_halves(call, stream);
+  }
   launch_segment_starts<T>(call, stream);
   if (call.dqk > 128 && call.dhv > 64) return launch<T, 4, 128>(call, stream);
   if constexpr (!has_lifts<T>) {  // there is no room for lifts: see takes_half

@@ -1,13 +1,14 @@
 // Stages `states` and `outputs` in one kernel on Hopper: the warps that move data.
 #pragma once
 
+#include "cuda/arch/stream.cuh"
 #include "cuda/sm90/forward/plan.cuh"
 
 namespace tfla::cuda::sm90::forward {
 
-template <class T, int M, int N, bool Normalized, bool Keep, bool Packed, Time Direction>
-struct Movers : Block<T, M, N, Normalized, Keep, Packed, Direction> {
-  using Base = Block<T, M, N, Normalized, Keep, Packed, Direction>;
+template <class T, int M, int N, bool Normalized, bool Keep, bool Packed, Time Direction, Half Dqk>
+struct Movers : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
+  using Base = Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk>;
   using Base::at;
   using Base::call;
   using Base::each_block;
@@ -74,6 +75,8 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed, Direction> {
             load(maps.k, Space::k + part.slot * Space::part_bytes, at(Space::k_full, part.slot), Space::part_panels,
                  p * part_columns, call.dqk, qk_head);
           }
+        if constexpr (Keys && Dqk == Half::last)
+          arch::prefetch(Base::left_by_half(it, place), Base::half_floats * static_cast<int>(sizeof(float)));
         if (!Others) continue;
         arch::wait(at(Space::v_empty, ring.slot), ring.phase ^ 1);
         load(maps.v, Space::v + ring.slot * Space::v_bytes, at(Space::v_full, ring.slot), N / 64, it.tile * N, call.dhv,
@@ -144,7 +147,7 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed, Direction> {
       }
       arch::named_wait(staged_barrier(warpgroup), warpgroup_threads + 32);
       if (!Base::lean && keeps_rows(it)) store_rows(it, block, at(Space::rows, ring.slot, Space::row_bytes));
-      if (lane == 0) {
+      if (lane == 0 && Dqk != Half::first) {
 #pragma unroll 1
         for (int p = 0; p < N / 64; ++p)
           arch::store_box(at(Space::q, ring.slot, Space::q_bytes) + p * panel_bytes, &maps.h, it.tile * N + p * panel,
@@ -192,7 +195,7 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed, Direction> {
   }
 
   __device__ __forceinline__ bool keeps_rows(const Item& it) const {
-    return Normalized && it.tile == 0 && call.inverse != nullptr;
+    return Normalized && Dqk != Half::first && it.tile == 0 && call.inverse != nullptr;
   }
 
   __device__ void store_rows(const Item& it, int block, unsigned rows) const {

@@ -2,19 +2,21 @@
 #pragma once
 
 #include "cuda/arch/math.cuh"
+#include "cuda/arch/stream.cuh"
 #include "cuda/sm90/forward/plan.cuh"
 
 namespace tfla::cuda::sm90::forward {
 
-template <class T, int M, int N, bool Normalized, bool Keep, bool Packed, Time Direction>
-struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
-  using Base = Block<T, M, N, Normalized, Keep, Packed, Direction>;
+template <class T, int M, int N, bool Normalized, bool Keep, bool Packed, Time Direction, Half Dqk>
+struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
+  using Base = Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk>;
   using Base::across;
   using Base::at;
   using Base::call;
   using Base::depth;
   using Base::each_block;
   using Base::is_fresh;
+  using Base::left_by_half;
   using Base::lifted;
   using Base::reverse;
   using Base::shape;
@@ -33,7 +35,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
       unsigned blocks = 0;
       each_block(warpgroup, [&](const Item& it, int block) {
         output_block(warpgroup, lane, Slots::after_steps(blocks), KeySlots::after_steps(Space::parts * blocks),
-                     blocks & 1, is_fresh(it, block));
+                     blocks & 1, is_fresh(it, block), it, block);
         ++blocks;
       });
     } else {
@@ -42,7 +44,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
       unsigned c_phase = 0;
       each_block(warpgroup, [&](const Item& it, int block) {
         const bool fresh = is_fresh(it, block);
-        output_block(warpgroup, lane, ring, k, c_phase, fresh);
+        output_block(warpgroup, lane, ring, k, c_phase, fresh, it, block);
         ring.advance(Space::outputs);
         k.advance(Space::outputs * Space::parts);
         c_phase ^= skips_fresh && fresh ? 0 : 1;
@@ -55,7 +57,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
   __device__ __forceinline__ static Lane again(const Lane& lane) { return Space::wide ? Lane::again() : lane; }
 
   __device__ __forceinline__ void output_block(int warpgroup, const Lane& lane, const Slots& ring, const KeySlots& k,
-                                               unsigned c_phase, bool fresh) const {
+                                               unsigned c_phase, bool fresh, const Item& it, int block) const {
     constexpr int parts = Space::parts;
     const unsigned q_tile = at(Space::q, ring.slot, Space::q_bytes);
     const unsigned gates = at(Space::gates, ring.slot, Space::gate_bytes);
@@ -117,28 +119,42 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
     for (int p = 0; p < parts; ++p)
       if (arch::arrives(again(lane).lane == 0)) arch::arrive(at(Space::k_empty, k.after(p).slot));
     float sums[2] = {0, 0};
+    float first_qn[2] = {0, 0};  // of the first half of dqk
+    if constexpr (Dqk == Half::last && Normalized) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        first_qn[h] = arch::read_once(left_by_half(it, block) + Base::o_floats + again(lane).row + 8 * h);
+    }
     gate_scores(s, u, gates, lane, sums);
 
     Rows rows;
     const auto multiply_values = [&](bool add) {
+      constexpr int token_step = 16 * 128 / 16;
       const std::uint64_t values = arch::tile_descriptor(at(Space::v, ring.slot, Space::v_bytes), panel_bytes);
       arch::products_begin();
 #pragma unroll
-      for (int t = 0; t < 4; ++t) {
-        constexpr int token_step = 16 * 128 / 16;
-        arch::multiply<T, across>(o, rows.high[t], values + t * token_step, add || t > 0);
-      }
-      if constexpr (two_terms) arch::multiply<T, across>(o, rows.low, values, true);
+      for (int t = 0; t < 4; ++t) arch::multiply<T, across>(o, rows.high[t], values + t * token_step, add || t > 0);
+#pragma unroll
+      for (int t = 0; t < split_steps; ++t) arch::multiply<T, across>(o, rows.low[t], values + t * token_step, true);
       arch::products_commit();
       if constexpr (lifted) {
         rows.factor[0] *= inverse_power(rows.lift[0]);
         rows.factor[1] *= inverse_power(rows.lift[1]);
       }
+      Left left;
+      if constexpr (Dqk == Half::last) read_left(left, it, block, 0);
       arch::products_wait<0>();
       arch::pin(o);
+      if constexpr (Dqk == Half::last) {
+#pragma unroll
+        for (int part = 0; part < left_parts; ++part) {
+          if (part > 0) read_left(left, it, block, part);
+          add_left(o, left, rows.factor, part);
+        }
+      }
     };
     if (!Space::wide && fresh) {
-      make_rows<true>(warpgroup, rows, s, sums, qn, gates, again(lane), ring.slot);
+      make_rows<true>(warpgroup, rows, s, sums, qn, first_qn, gates, again(lane), ring.slot);
       if constexpr (!skips_fresh) {
         arch::wait(at(Space::c_full, warpgroup), c_phase);
         if (arch::arrives(lane.lane == 0)) arch::arrive(at(Space::c_empty));
@@ -154,7 +170,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
       } else if constexpr (Normalized) {
         dots_with_n(q_tile, at(Space::n, warpgroup, Space::n_bytes), lane, qn);
       }
-      make_rows<false>(warpgroup, rows, s, sums, qn, gates, again(lane), ring.slot);
+      make_rows<false>(warpgroup, rows, s, sums, qn, first_qn, gates, again(lane), ring.slot);
       arch::products_wait<0>();
       arch::pin(o);
       if ((Normalized && !n_product) || lifted) __syncwarp();  // all lanes have read n, and the lifts
@@ -170,6 +186,10 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
     __syncwarp();  // all lanes have read the gates
     if (arch::arrives(again(lane).lane == 0)) arch::arrive(at(Space::v_empty, ring.slot));
 
+    if constexpr (Dqk == Half::first) {
+      leave(o, rows, it, block);
+      return arch::named_arrive(staged_barrier(warpgroup), warpgroup_threads + 32);  // it has read Q
+    }
     arch::named_wait(warps_barrier(warpgroup), warpgroup_threads);  // nobody reads Q any more
     const unsigned row = q_tile + again(lane).tile_row();
 #pragma unroll
@@ -188,14 +208,16 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
   // P, rounded, and what rows are multiplied by: scale / den, in the part of the state times qbar. In float16 P is
   // rounded without that, but brought near the upper end: both parts of a row are multiplied by its lift, and by the
   // rest in the end.
-  static constexpr bool two_terms = !lifted && !reverse;  // of the first 16 keys
+  // Steps of 16 keys whose P goes in as two terms. Both halves of dqk round theirs.
+  static constexpr int split_steps = lifted || reverse ? 0 : Dqk == Half::both ? 1 : 2;
   struct Rows {
-    float factor[2], weight[2], lift[2];
-    uint32_t high[4][4], low[4];
+    float factor[2], weight[2], lift[2], qn[2];
+    uint32_t high[4][4], low[split_steps > 0 ? split_steps : 1][4];
   };
   template <bool Fresh>
   __device__ __forceinline__ void make_rows(int warpgroup, Rows& rows, const float (&s)[32], const float (&sums)[2],
-                                            const float (&qn)[2], unsigned gates, const Lane& here, int slot) const {
+                                            const float (&qn)[2], const float (&first_qn)[2], unsigned gates,
+                                            const Lane& here, int slot) const {
     float2 lowers{1, 1};  // of Q C and q.n (float16)
     if constexpr (lifted) {
       if (!Fresh) lowers = arch::read_float2(at(Space::lifts, warpgroup));
@@ -205,13 +227,17 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
     const float eps = Base::lean ? shape.eps : static_cast<float>(call.eps);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float factor = reverse ? 1.0F : scale;  // in reverse time it is in the gates
+      // In reverse time it is in the gates, and the last half of dqk has it for both.
+      float factor = reverse || Dqk == Half::first ? 1.0F : scale;
       const float qbar = Fresh ? 0.0F : arch::read_float(gates + Space::qbar + 4 * (here.row + 8 * h));
-      if (Normalized) {
+      if (Normalized && Dqk == Half::first) {
+        rows.qn[h] = over_row(sums[h] + qbar * qn[h]);
+      } else if (Normalized) {
         const float least = arch::read_float(gates + Space::floor + 4 * (here.row + 8 * h));
         float product = qn[h];
         if (lifted) product *= lowers.y;
-        const float sum = scale * over_row(Fresh ? sums[h] : sums[h] + qbar * product), size = fabsf(sum);
+        const float own = over_row(Fresh ? sums[h] : sums[h] + qbar * product);
+        const float sum = scale * (Dqk == Half::last ? own + first_qn[h] : own), size = fabsf(sum);
         const float inverse = __fdividef(1, fmaxf(size, least) + eps);
         factor *= inverse;
         if (here.pair == 0) {
@@ -227,10 +253,45 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction> {
     for (int e = 0; e < 32; e += 2) {
       const float by = lifted ? rows.lift[e / 2 % 2] : rows.factor[e / 2 % 2];
       const float2 value{s[e] * by, s[e + 1] * by};
-      if (e < 8 && two_terms)
-        rows.high[0][e / 2] = split<T>(value, rows.low[e / 2]);
+      if (e / 8 < split_steps)
+        rows.high[e / 8][e / 2 % 4] = split<T>(value, rows.low[e / 8][e / 2 % 4]);
       else
         rows.high[e / 8][e / 2 % 4] = arch::pack(value, T{});
+    }
+  }
+
+  // O of the first half of dqk, of this thread, on its way through global memory: in parts, so that the registers of
+  // one are enough.
+  static constexpr int left_parts = 2, left_fours = N / 8 / left_parts;
+  using Left = float4[left_fours];
+  __device__ __forceinline__ float4* left_of_thread(const Item& it, int block) const {
+    return reinterpret_cast<float4*>(left_by_half(it, block)) + threadIdx.x % warpgroup_threads;
+  }
+  __device__ __forceinline__ void leave(const float (&o)[N / 2], const Rows& rows, const Item& it, int block) const {
+    float4* to = left_of_thread(it, block);
+#pragma unroll
+    for (int x = 0; x < N / 8; ++x)
+      arch::write_once(to + x * warpgroup_threads, {o[4 * x], o[4 * x + 1], o[4 * x + 2], o[4 * x + 3]});
+    if (!Normalized) return;
+    const Lane here = Lane::again();
+    if (here.pair != 0) return;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) left_by_half(it, block)[Base::o_floats + here.row + 8 * h] = rows.qn[h];
+  }
+  __device__ __forceinline__ void read_left(Left& left, const Item& it, int block, int part) const {
+    const float4* from = left_of_thread(it, block) + part * (left_fours * warpgroup_threads);
+#pragma unroll
+    for (int x = 0; x < left_fours; ++x) left[x] = arch::read_once(from + x * warpgroup_threads);
+  }
+  __device__ __forceinline__ void add_left(float (&o)[N / 2], const Left& left, const float (&factor)[2],
+                                           int part) const {
+#pragma unroll
+    for (int x = 0; x < left_fours; ++x) {
+      float* to = o + 4 * (part * left_fours + x);
+      to[0] += factor[0] * left[x].x;
+      to[1] += factor[0] * left[x].y;
+      to[2] += factor[1] * left[x].z;
+      to[3] += factor[1] * left[x].w;
     }
   }
 

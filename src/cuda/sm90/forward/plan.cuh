@@ -1,6 +1,7 @@
 // Stages `states` and `outputs` in one kernel on Hopper: what its roles share.
 #pragma once
 
+#include <cstdint>
 #include <type_traits>
 
 #include "cuda/arch/barrier.cuh"
@@ -14,6 +15,9 @@
 namespace tfla::cuda::sm90::forward {
 
 constexpr int threads = 4 * warpgroup_threads;
+
+// What a kernel has of dqk: all of it, or of more than 256 columns the first 256 or the rest. See forward_halves.cu.
+enum class Half : std::uint8_t { both, first, last };
 
 // Who does what. A wide state, 256 x 128, takes two warpgroups, half of the rows each; that leaves one for the outputs.
 template <int M, int N>
@@ -57,13 +61,15 @@ struct Space : Roles<M, N> {
 };
 
 // Of a thread, by what it does: 512 for one thread of each warpgroup. Found by trial, so that nothing spills.
-template <class T, int M, int N, bool Normalized, bool Keep, bool Packed, Time Direction>
+template <class T, int M, int N, bool Normalized, bool Keep, bool Packed, Time Direction, Half Dqk>
 struct Registers {
   using Roles = forward::Roles<M, N>;
   static constexpr bool tall = M > 2 && N == 64;  // all rows of a state of dqk above 128 in one warpgroup
   // Outputs of wide states need more of them.
-  static constexpr bool more = (Packed && Direction == Time::forward) || has_lifts<T>;
-  static constexpr int outputs = Roles::wide    ? (more ? 144 : 136)
+  static constexpr bool more = (Packed && Direction == Time::forward) || has_lifts<T> || Dqk != Half::both;
+  static constexpr int outputs = Roles::wide    ? (Dqk == Half::last && !Normalized ? 152
+                                                   : more                           ? 144
+                                                                                    : 136)
                                  : tall && Keep ? 128
                                  : N == 64      ? (Normalized ? 136 : 144)
                                  : M == 1       ? 160
@@ -138,7 +144,7 @@ struct PackedItem : Segment {
 };
 
 // What every thread of a block knows.
-template <class T, int M, int N, bool Normalized, bool Keep, bool Packed, Time Direction>
+template <class T, int M, int N, bool Normalized, bool Keep, bool Packed, Time Direction, Half Dqk>
 struct Block {
   using Item = std::conditional_t<Packed, PackedItem, DenseItem>;
   using Maps = std::conditional_t<Packed, PackedMaps, forward::Maps>;
@@ -149,6 +155,7 @@ struct Block {
   static constexpr bool reverse = Direction == Time::reverse;  // dC and dV: see reverse.cu
   static_assert(!lifted || !Keep, "no states of float16 are kept: keeps_hopper_states");
   static_assert(!reverse || (Keep && !Normalized), "nobody asks for anything else");
+  static_assert(Dqk == Half::both || (Space::wide && !lifted && !Keep && !Packed && !reverse), "nor do they for these");
   // In pairs where n or a second term of keys comes with them; with 64 rows it spills.
   static constexpr bool pairs = !lifted && (Space::wide ? Normalized || Keep : Keep && M == 2);
   static constexpr auto terms = !Keep ? Terms::one : pairs ? Terms::two : Terms::two_in_turn;
@@ -202,6 +209,14 @@ struct Block {
         work(it, block);
       turn += it.high - it.low;
     });
+  }
+
+  // What the first half of dqk leaves for the last: O of a block as the threads of outputs have it, and q.n of its
+  // rows.
+  static constexpr int o_floats = block_tokens * N, half_floats = o_floats + block_tokens;
+  __device__ __forceinline__ float* left_by_half(const Item& it, int block) const {
+    const int number = static_cast<int>(it.unit) * call.chunks_per_segment + block - it.low;
+    return call.halves + static_cast<std::int64_t>(number) * half_floats;
   }
 
   // Named barriers.

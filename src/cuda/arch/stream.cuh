@@ -1,0 +1,28 @@
+// Global memory that is written once and read once: past the first-level cache.
+#pragma once
+
+namespace tfla::cuda::arch {
+
+// Under way until the value is used.
+__device__ __forceinline__ float read_once(const float* from) {
+  float value;
+  asm volatile("ld.global.L1::no_allocate.f32 %0, [%1];" : "=f"(value) : "l"(from) : "memory");
+  return value;
+}
+__device__ __forceinline__ float4 read_once(const float4* from) {
+  float4 value;
+  asm volatile("ld.global.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "l"(from)
+               : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void write_once(float4* to, float4 value) { __stcs(to, value); }
+
+// Into the second-level cache (sm_90). Address and size are multiples of 16.
+__device__ __forceinline__ void prefetch(const void* from, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
+}  // namespace tfla::cuda::arch
