@@ -1,8 +1,10 @@
 // The kernels for matrix products against plain sums in double: every instruction set of this machine, both
 // orientations, edges of blocks and vectors, triangles.
 #include <gtest/gtest.h>
+#include <hwy/aligned_allocator.h>
 #include <hwy/targets.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -138,6 +140,48 @@ TEST_F(ProductSmall, IsTheSumOfProductsOnEveryInstructionSet) {
     use(target);
     check_all<float>();
     check_all<double>();
+  }
+}
+
+// A copy holds what out does, wherever its rows begin, and nothing is written between them.
+template <class Real>
+void check_copies() {
+  constexpr Real untouched = 7;
+  constexpr std::int64_t alignment = 64 / sizeof(Real);
+  for (const Shape& shape : shapes) {
+    for (const std::int64_t stride : {shape.cols + 3, (shape.cols / alignment + 2) * alignment}) {
+      for (const std::int64_t shift : {0, 1}) {
+        const std::vector<Real> a(static_cast<std::size_t>(shape.rows * shape.depth), Real{2});
+        const std::vector<Real> b(static_cast<std::size_t>(shape.depth * shape.cols), Real{3});
+        const auto size = static_cast<std::size_t>(shape.rows * stride + shift);
+        std::vector<Real> out(size, Real{1});
+        const auto copy = hwy::AllocateAligned<Real>(size);
+        std::fill_n(copy.get(), size, untouched);
+        const Matrix<Real> target{out.data(), shape.rows, shape.cols, stride, false};
+        multiply(cpu::Product<Real>{.out = target,
+                                    .a = cpu::dense(a.data(), shape.rows, shape.depth),
+                                    .b = cpu::dense(b.data(), shape.depth, shape.cols),
+                                    .beta = 1,
+                                    .added = target,
+                                    .copy = copy.get() + shift});
+        for (std::int64_t x = 0; x < shape.rows * stride; ++x) {
+          const Real expected = x % stride < shape.cols ? static_cast<Real>(6 * shape.depth + 1) : untouched;
+          ASSERT_EQ(copy[static_cast<std::size_t>(x + shift)], expected)
+              << shape.rows << " x " << shape.cols << " x " << shape.depth << ", stride " << stride << ", at " << x;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(ProductSmall, CopiesAreWhatOutIs) {
+  const std::int64_t supported = hwy::SupportedTargets();
+  for (std::int64_t target = 1; target > 0; target <<= 1) {
+    if ((supported & target) == 0) continue;
+    SCOPED_TRACE(hwy::TargetName(target));
+    use(target);
+    check_copies<float>();
+    check_copies<double>();
   }
 }
 

@@ -73,31 +73,35 @@ class SpanGradients {
     return whole_state(worker_.inner + (tile - 1) * state_size(problem_.plan.shape), token);
   }
 
-  void advance_over(std::int64_t head, std::int64_t begin, std::int64_t end, const State<Real>& from,
-                    State<Real>& to) const {
+  void advance_over(std::int64_t head, std::int64_t begin, std::int64_t end, const State<Real>& from, State<Real>& to,
+                    const State<Real>& stored = {}) const {
     const Tile tile{span_.sequence, head, begin, end};
     advance(load_keys(problem_, tile, worker_.tile.operands, all_columns(problem_.plan.shape)), gates_at(head, begin),
-            from, to);
+            from, to, stored);
   }
 
-  // Forward in time: the state at every chunk start of the span.
+  // Forward in time: the state at every chunk start of the span, and denominators on the way where stages are fused.
+  // The state stays in the cache; the copies that reverse() reads much later do not pass through it.
   void store_states(std::int64_t head) const {
     const Plan& plan = problem_.plan;
-    State<Real> state = chunk_state(span_.begin);
+    State<Real> first = chunk_state(span_.begin);
     if (plan.fused()) {
+      start_norm(problem_, span_.sequence, head, worker_.norm);
       load_state(problem_.initial_state.C, problem_.initial_state.n, span_.sequence.index, head,
-                 all_columns(plan.shape), state);
+                 all_columns(plan.shape), first);
     } else {
-      copy_state(state_at_span(problem_, span_, head, scratch_.span_states), state);
+      copy_state(state_at_span(problem_, span_, head, scratch_.span_states), first);
     }
-    for (std::int64_t begin = span_.begin; begin + plan.chunk < span_.end; begin += plan.chunk) {
-      State<Real> next = chunk_state(begin + plan.chunk);
-      for (std::int64_t token = begin; token < begin + plan.chunk;) {
-        const std::int64_t end = tile_end(plan, token, span_.end);
-        advance_over(head, token, end, state, next);
-        state = next;
-        token = end;
+    State<Real> state = state_in(worker_.carried, plan.shape, all_columns(plan.shape));
+    copy_state(first, state);
+    for (std::int64_t token = span_.begin; token < span_.end;) {
+      const std::int64_t end = tile_end(plan, token, span_.end);
+      if (plan.fused()) denominators(problem_, scratch_.gates, span_.sequence, head, token, end, worker_.norm);
+      const std::int64_t chunk_end = (token / plan.chunk + 1) * plan.chunk;
+      if (chunk_end < span_.end) {
+        advance_over(head, token, end, state, state, end == chunk_end ? chunk_state(chunk_end) : State<Real>{});
       }
+      token = end;
     }
   }
 
@@ -115,7 +119,7 @@ class SpanGradients {
     const Plan& plan = problem_.plan;
     const std::int64_t sequence = span_.sequence.index;
     const Columns columns = all_columns(plan.shape);
-    State<Real> dstate = state_in(worker_.dstate, plan.shape, columns);
+    State<Real> dstate = state_in(worker_.carried, plan.shape, columns);
     if (span_.end == span_.sequence.length) {
       load_state(tensors_.dlast_state.C, tensors_.dlast_state.n, sequence, head, columns, dstate);
     } else {
@@ -217,7 +221,7 @@ BackwardScratch<Real>::Worker::Worker(Arena& arena, const Plan& plan) : tile(are
   norm = NormBuffers<Real>(arena, plan);
   stored = arena.take<Real>(chunks_of_span(plan) * state);
   inner = arena.take<Real>((tiles_of_chunk(plan) - 1) * state);
-  dstate = arena.take<Real>(state);
+  carried = arena.take<Real>(state);
   if (plan.shape.heads != plan.shape.qk_heads) {
     dq_sum = arena.take<Real>(plan.span * plan.shape.dqk);
     dk_sum = arena.take<Real>(plan.span * plan.shape.dqk);
@@ -253,7 +257,11 @@ void run_backward(const Problem& problem, const BackwardTensors& tensors, const 
 
   parallel_for(sequences * heads, plan.threads, [&](std::int64_t unit, int index) {
     const Sequence sequence = problem.sequence(unit / heads);
-    gates_and_denominators(problem, scratch.gates, sequence, unit % heads, scratch.workers.at(plan, index).norm);
+    if (plan.fused()) {
+      gates(problem, scratch.gates, sequence, unit % heads);  // denominators follow tile by tile
+    } else {
+      gates_and_denominators(problem, scratch.gates, sequence, unit % heads, scratch.workers.at(plan, index).norm);
+    }
   });
   if (!plan.fused()) {
     const std::int64_t count = panels(plan);

@@ -23,10 +23,10 @@ struct BackwardScratch {
   struct Worker {
     GradientBuffers<Real> tile;
     NormBuffers<Real> norm;
-    Real* stored = nullptr;  // states at the chunk starts of a span
-    Real* inner = nullptr;   // states at the tile starts of a chunk, but its first
-    Real* dstate = nullptr;
-    Real* dq_sum = nullptr;  // [span,dqk] over the heads that share a query/key head; only where they do
+    Real* stored = nullptr;   // states at the chunk starts of a span
+    Real* inner = nullptr;    // states at the tile starts of a chunk, but its first
+    Real* carried = nullptr;  // the state of the walk forward in time, then the gradient of the one in reverse
+    Real* dq_sum = nullptr;   // [span,dqk] over the heads that share a query/key head; only where they do
     Real* dk_sum = nullptr;
 
     Worker(Arena& arena, const Plan& plan);

@@ -47,6 +47,7 @@ struct Block {
   int64_t added_row;
   Real* out;
   int64_t out_row;
+  Real* copy;  // null, or aligned to a vector in every row
 };
 
 template <int Rows, int Vectors, class Real>
@@ -90,6 +91,12 @@ void multiply_block(const Block<Real>& block) {
   for (int r = 0; r < Rows; ++r) {
     HWY_UNROLL(4)
     for (int v = 0; v < Vectors; ++v) hn::StoreU(sums[r][v], d, block.out + r * block.out_row + v * lanes<Real>);
+  }
+  if (block.copy == nullptr) return;
+  HWY_UNROLL(6)
+  for (int r = 0; r < Rows; ++r) {
+    HWY_UNROLL(4)
+    for (int v = 0; v < Vectors; ++v) hn::Stream(sums[r][v], d, block.copy + r * block.out_row + v * lanes<Real>);
   }
 }
 
@@ -200,6 +207,7 @@ void multiply_ragged(int64_t rows, int64_t vectors, int64_t width, const Block<R
   inner.added = copy;
   inner.out = copy;
   inner.added_row = inner.out_row = panel_cols<Real>;
+  inner.copy = nullptr;
   for (int64_t r = 0; r < rows && block.beta != 0; ++r) {
     std::copy_n(block.added + r * block.added_row, width, copy + r * panel_cols<Real>);
   }
@@ -225,6 +233,9 @@ void multiply_panel(const Product<Real>& x, int64_t first_row, int64_t depth, in
   const bool begins = first_row == 0;
   const Real beta = begins ? x.beta : Real{1};
   const Matrix<const Real> added = begins && beta != 0 ? x.added : Matrix<const Real>(x.out);
+  Real* copy = first_row + depth < x.a.cols || x.copy == nullptr ? nullptr : x.copy + first_col;
+  const bool streams = copy != nullptr && width % lanes<Real> == 0 && x.out.stride % lanes<Real> == 0 &&
+                       reinterpret_cast<uintptr_t>(copy) % (sizeof(Real) * lanes<Real>) == 0;
   const int64_t a_row = x.a.transposed ? 1 : x.a.stride;
   const int64_t a_col = x.a.transposed ? x.a.stride : 1;
   const int64_t blocks = (x.out.rows + block_rows - 1) / block_rows;
@@ -249,13 +260,18 @@ void multiply_panel(const Product<Real>& x, int64_t first_row, int64_t depth, in
                             .added = added.data + row * added.stride + first_col,
                             .added_row = added.stride,
                             .out = x.out.data + row * x.out.stride + first_col,
-                            .out_row = x.out.stride};
+                            .out_row = x.out.stride,
+                            .copy = streams ? copy + row * x.out.stride : nullptr};
     const int64_t reach = wanted * lanes<Real>;
     if (reach > width) {
       multiply_ragged(end - row, wanted, width, block);
     } else {
       multiply_rows_and_vectors(end - row, wanted, block);
     }
+  }
+  if (streams || copy == nullptr) return;
+  for (int64_t row = 0; row < x.out.rows; ++row) {
+    std::copy_n(x.out.data + row * x.out.stride + first_col, width, copy + row * x.out.stride);
   }
 }
 

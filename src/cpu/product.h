@@ -52,6 +52,7 @@ struct Product {
   Matrix<const Real> added = {};  // not transposed; `out` itself, or apart from it
   Part a_part = Part::all;        // the rest of a is zero
   Part out_part = Part::all;      // all or lower; the rest of out may be left as it was
+  Real* copy = nullptr;  // of the whole out, its rows as far apart: for later, so it bypasses the caches where it can
 };
 
 // On the calling thread. Each element of out is one chain of multiply-adds in the order of a's columns, in blocks of

@@ -79,9 +79,9 @@ void store_state(const State<Real>& state, const MutableTensorView& C, const Mut
 
 template <class Real>
 void advance_matrix(Real decay, const Matrix<const Real>& X, const Matrix<const Real>& Y, const State<Real>& from,
-                    const State<Real>& to) {
+                    const State<Real>& to, const State<Real>& stored) {
   const Real beta = from.zero ? Real{0} : decay;
-  multiply(Product<Real>{.out = to.C, .a = X.t(), .b = Y, .beta = beta, .added = from.C});
+  multiply(Product<Real>{.out = to.C, .a = X.t(), .b = Y, .beta = beta, .added = from.C, .copy = stored.C.data});
 }
 
 template <class Real>
@@ -113,11 +113,13 @@ TileKeys<Real> load_keys(const Problem& problem, const Tile& tile, const StateBu
 }
 
 template <class Real>
-void advance(const TileKeys<Real>& keys, const GateVectors<Real>& gates, const State<Real>& from, State<Real>& to) {
+void advance(const TileKeys<Real>& keys, const GateVectors<Real>& gates, const State<Real>& from, State<Real>& to,
+             const State<Real>& stored) {
   const Real decay = gates.qbar[keys.K.rows - 1];
   scale_rows<Real>(1, gates.abar, keys.K, keys.Kb);
-  advance_matrix<Real>(decay, keys.Kb, keys.V, from, to);
+  advance_matrix<Real>(decay, keys.Kb, keys.V, from, to, stored);
   if (to.n != nullptr) advance_vector<Real>(decay, keys.Kb, nullptr, from, to);
+  if (stored.n != nullptr) copy(to.n, stored.n, keys.K.cols);
   to.zero = false;
 }
 
@@ -158,11 +160,12 @@ State<Real> state_at_span(const Problem& problem, const Span& span, std::int64_t
   template void store_state(const State<Real>&, const MutableTensorView&, const MutableTensorView&, std::int64_t,     \
                             std::int64_t);                                                                            \
   template void advance_matrix(Real, const Matrix<const Real>&, const Matrix<const Real>&, const State<Real>&,        \
-                               const State<Real>&);                                                                   \
+                               const State<Real>&, const State<Real>&);                                               \
   template void advance_vector(Real, const Matrix<const Real>&, const Real*, const State<Real>&, const State<Real>&); \
   template struct StateBuffers<Real>;                                                                                 \
   template TileKeys<Real> load_keys(const Problem&, const Tile&, const StateBuffers<Real>&, Columns);                 \
-  template void advance(const TileKeys<Real>&, const GateVectors<Real>&, const State<Real>&, State<Real>&);           \
+  template void advance(const TileKeys<Real>&, const GateVectors<Real>&, const State<Real>&, State<Real>&,            \
+                        const State<Real>&);                                                                          \
   template void states_at_spans(const Problem&, const GateVectors<Real>&, const Sequence&, std::int64_t, Columns,     \
                                 const StateBuffers<Real>&, Real*);                                                    \
   template State<Real> state_at_span(const Problem&, const Span&, std::int64_t, Real*)

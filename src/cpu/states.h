@@ -51,9 +51,10 @@ void store_state(const State<Real>& state, const MutableTensorView& C, const Mut
                  std::int64_t sequence, std::int64_t head);
 
 // C = decay C + X^T Y; X holds the weighted keys (or queries), Y the values (or output gradients). `from` may be `to`.
+// Where `stored` has memory it gets a copy, for which the caches need not make room.
 template <class Real>
 void advance_matrix(Real decay, const Matrix<const Real>& X, const Matrix<const Real>& Y, const State<Real>& from,
-                    const State<Real>& to);
+                    const State<Real>& to, const State<Real>& stored = {});
 // n = decay n + sum_t w_t x_t (null weights: 1)
 template <class Real>
 void advance_vector(Real decay, const Matrix<const Real>& X, const Real* weights, const State<Real>& from,
@@ -81,9 +82,11 @@ template <class Real>
 [[nodiscard]] TileKeys<Real> load_keys(const Problem& problem, const Tile& tile, const StateBuffers<Real>& buffers,
                                        Columns columns);
 
-// The state at the end of a tile from the one at its beginning, which may be the same memory. `gates` are the tile's.
+// The state at the end of a tile from the one at its beginning, which may be the same memory, and a copy where `stored`
+// has memory. `gates` are the tile's.
 template <class Real>
-void advance(const TileKeys<Real>& keys, const GateVectors<Real>& gates, const State<Real>& from, State<Real>& to);
+void advance(const TileKeys<Real>& keys, const GateVectors<Real>& gates, const State<Real>& from, State<Real>& to,
+             const State<Real>& stored = {});
 
 // The states at the beginning of every span, for some columns of one head: what makes spans independent.
 // `states` holds one state per span number and head.
