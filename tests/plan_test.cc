@@ -21,8 +21,8 @@ MlstmShape documented_shape(std::int64_t tokens, DType dtype = DType::float32) {
 bool same(const Plan& a, const Plan& b) {
   return a.operation == b.operation && a.device == b.device && a.formulation == b.formulation && a.shape == b.shape &&
          a.compute == b.compute && a.threads == b.threads && a.tile == b.tile && a.chunk == b.chunk &&
-         a.span == b.span && a.panel == b.panel && a.scratch_bytes == b.scratch_bytes && a.flops == b.flops &&
-         a.useful_flops == b.useful_flops && a.bytes == b.bytes;
+         a.span == b.span && a.abreast == b.abreast && a.panel == b.panel && a.scratch_bytes == b.scratch_bytes &&
+         a.flops == b.flops && a.useful_flops == b.useful_flops && a.bytes == b.bytes;
 }
 
 TEST(PlanSmall, SameInSameOut) {
@@ -84,6 +84,27 @@ TEST(PlanSmall, TilesChunksAndSpansNest) {
       }
     }
   }
+}
+
+TEST(PlanSmall, HeadsGoAbreastWhereNoThreadWaitsForThat) {
+  const auto abreast = [](std::int64_t heads, std::int64_t batch, int threads, std::int64_t dim = 64) {
+    MlstmShape shape = documented_shape(4096);
+    shape.batch = shape.sequences = batch;
+    shape.heads = shape.qk_heads = heads;
+    shape.dqk = shape.dhv = dim;
+    return plan(Operation::forward, shape, {}, {.threads = threads}).abreast;
+  };
+  EXPECT_EQ(abreast(4, 1, 1), 4);
+  EXPECT_EQ(abreast(4, 1, 2), 2);
+  EXPECT_EQ(abreast(4, 1, 4), 1);
+  EXPECT_EQ(abreast(4, 4, 4), 4);
+  EXPECT_EQ(abreast(6, 1, 2), 3);
+  EXPECT_EQ(abreast(5, 1, 1), 1);       // no group of equal size
+  EXPECT_EQ(abreast(4, 1, 1, 512), 1);  // a state alone fills the cache
+  MlstmShape packed = documented_shape(4096);
+  packed.sequences = 4;
+  EXPECT_EQ(plan(Operation::forward, packed, {}, {.threads = 4}).abreast, 1);  // one of them may be nearly all
+  EXPECT_EQ(plan(Operation::backward, documented_shape(4096), {}, {.threads = 1}).abreast, 1);
 }
 
 // Bytes of q, k, v, h, i, f, and for backward of dh and the gradients as well; no states.

@@ -47,7 +47,8 @@ struct Plan {
   std::int64_t chunk = 0;  // spacing of the states that backward stores
   std::int64_t span = 0;   // tokens one thread works through alone; the longest sequence: stages are fused
 
-  std::int64_t panel = 0;  // columns of the state that step and the recurrent formulation update at a time
+  std::int64_t abreast = 1;  // cpu, forward: adjacent heads that one thread takes through a tile before the next tile
+  std::int64_t panel = 0;    // columns of the state that step and the recurrent formulation update at a time
 
   std::int64_t segments = 1;  // cuda: parts of a sequence that are worked through side by side
   std::int64_t pieces = 1;  // cuda: parts of a segment, summed up side by side for the states that segments start from

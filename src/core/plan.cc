@@ -81,6 +81,22 @@ std::int64_t choose_span(const Plan& plan) {
   return round_up(ceil_div(whole, spans), plan.chunk);
 }
 
+// Heads that a thread of a fused forward pass takes through each tile in turn: as many as leave every thread as much to
+// do as before, and whose states fit into the second-level cache beside a tile. Of packed sequences one may be nearly
+// all there is. Backward would have to store the states of all of them.
+std::int64_t choose_abreast(const Plan& plan) {
+  constexpr double cache = 512 * 1024;
+  const MlstmShape& shape = plan.shape;
+  if (!plan.fused() || plan.operation != Operation::forward) return 1;
+  const std::int64_t units = shape.heads * (shape.sequences == shape.batch ? shape.sequences : 1);
+  for (std::int64_t heads = cpu::most_abreast; heads > 1; --heads) {
+    const bool even =
+        shape.heads % heads == 0 && ceil_div(units / heads, plan.threads) * heads <= ceil_div(units, plan.threads);
+    if (even && static_cast<double>(heads) * state_bytes(plan) <= cache) return heads;
+  }
+  return 1;
+}
+
 // Backward rebuilds the states inside a chunk, so by the cost model (cpu_seconds) the best chunk is the smallest whose
 // stored states keep within their share of memory. Chunks of k tiles store span / k + k - 1 states: fewest at the
 // square root, beyond which there is nothing to gain.
@@ -184,6 +200,7 @@ void choose_ranges(Plan& plan, const MlstmOptions& options) {
   plan.chunk = chosen ? std::min(options.chunk_size, longest) : std::min(choose_tile(plan.shape), longest);
   plan.tile = split_chunk(plan.chunk, choose_tile(plan.shape));
   plan.span = choose_span(plan);
+  plan.abreast = choose_abreast(plan);
   if (chosen || plan.operation != Operation::backward) return;
   plan.chunk = std::min(choose_backward_chunk(plan), longest);
   if (!plan.fused()) plan.span = round_up(plan.span, plan.chunk);
@@ -393,7 +410,8 @@ std::string describe(const Plan& plan) {
       line("segments", fmt::format("{} per sequence{}", plan.segments,
                                    plan.pieces > 1 ? fmt::format(", summed up in {} pieces each", plan.pieces) : ""));
     else
-      line("span", fmt::format("{} tokens per thread and turn{}", plan.span, plan.fused() ? " (whole sequences)" : ""));
+      line("span", fmt::format("{} tokens per thread and turn{}{}", plan.span, plan.fused() ? " (whole sequences)" : "",
+                               plan.abreast > 1 ? fmt::format(", {} heads abreast", plan.abreast) : ""));
   }
   line("scratch", fmt::format("{} bytes ({:.1f} % of the call's tensors)", plan.scratch_bytes,
                               tensors > 0 ? 100.0 * static_cast<double>(plan.scratch_bytes) / tensors : 0.0));

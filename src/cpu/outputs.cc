@@ -32,44 +32,61 @@ void tile_outputs(const Problem& problem, const Tile& tile, const TileKeys<Real>
   store_tile<Real>(H, gates.inverse, h, tile, tile.head);
 }
 
+// Heads [first, first + abreast) of a span, tile by tile in turn. Their rows lie side by side, so the pages that one of
+// them had to look up serve the others too.
 template <class Real>
-void span_outputs(const Problem& problem, const Span& span, std::int64_t head, const ForwardScratch<Real>& scratch,
+void span_outputs(const Problem& problem, const Span& span, std::int64_t first, const ForwardScratch<Real>& scratch,
                   const typename ForwardScratch<Real>::Worker& worker, const ForwardOutputs& outputs) {
   const Plan& plan = problem.plan;
   const Sequence& sequence = span.sequence;
   const Columns columns = all_columns(plan.shape);
-  State<Real> state = state_in(worker.state, plan.shape, columns);
-  if (plan.fused()) {
-    start_norm(problem, sequence, head, worker.norm);
-    load_state(problem.initial_state.C, problem.initial_state.n, sequence.index, head, columns, state);
-  } else {
-    copy_state(state_at_span(problem, span, head, scratch.span_states), state);
+  const auto abreast = static_cast<std::size_t>(plan.abreast);
+  std::array<State<Real>, most_abreast> states;
+  for (std::size_t x = 0; x < abreast; ++x) {
+    const std::int64_t head = first + static_cast<std::int64_t>(x);
+    states[x] = state_in(worker.heads[x].state, plan.shape, columns);
+    if (plan.fused()) {
+      start_norm(problem, sequence, head, worker.heads[x].norm);
+      load_state(problem.initial_state.C, problem.initial_state.n, sequence.index, head, columns, states[x]);
+    } else {
+      copy_state(state_at_span(problem, span, head, scratch.span_states), states[x]);
+    }
   }
   const bool last = span.end == sequence.length;
   for (std::int64_t token = span.begin; token < span.end;) {
-    const Tile tile{sequence, head, token, tile_end(plan, token, sequence.length)};
-    const GateVectors<Real> gates = scratch.gates.at(problem, sequence, head, token);
-    if (plan.fused()) denominators(problem, scratch.gates, sequence, head, tile.begin, tile.end, worker.norm);
-    const TileKeys<Real> keys = load_keys(problem, tile, worker.operands, columns);
-    tile_outputs(problem, tile, keys, gates, state, worker, outputs.h);
-    const bool state_is_used = tile.end < span.end || (last && outputs.last_state.C.given());
-    if (state_is_used) advance(keys, gates, state, state);
-    token = tile.end;
+    const std::int64_t end = tile_end(plan, token, sequence.length);
+    const bool state_is_used = end < span.end || (last && outputs.last_state.C.given());
+    for (std::size_t x = 0; x < abreast; ++x) {
+      const Tile tile{sequence, first + static_cast<std::int64_t>(x), token, end};
+      const GateVectors<Real> gates = scratch.gates.at(problem, sequence, tile.head, token);
+      if (plan.fused()) {
+        denominators(problem, scratch.gates, sequence, tile.head, token, end, worker.heads[x].norm);
+      }
+      const TileKeys<Real> keys = load_keys(problem, tile, worker.operands, columns);
+      tile_outputs(problem, tile, keys, gates, states[x], worker, outputs.h);
+      if (state_is_used) advance(keys, gates, states[x], states[x]);
+    }
+    token = end;
   }
-  if (last) store_state(state, outputs.last_state.C, outputs.last_state.n, sequence.index, head);
+  for (std::size_t x = 0; last && x < abreast; ++x) {
+    store_state(states[x], outputs.last_state.C, outputs.last_state.n, sequence.index,
+                first + static_cast<std::int64_t>(x));
+  }
 }
 
 }  // namespace
 
 template <class Real>
 ForwardScratch<Real>::Worker::Worker(Arena& arena, const Plan& plan) : operands(arena, plan) {
-  state = arena.take<Real>(state_size(plan.shape));
   q = arena.take<Real>(plan.tile * padded(plan.shape.dqk));
   qb = arena.take<Real>(plan.tile * plan.shape.dqk);
   D = arena.take<Real>(plan.tile * plan.tile);
   S = arena.take<Real>(plan.tile * plan.tile);
   h = arena.take<Real>(plan.tile * plan.shape.dhv);
-  norm = NormBuffers<Real>(arena, plan);
+  for (std::size_t x = 0; x < static_cast<std::size_t>(plan.abreast); ++x) {
+    heads[x].state = arena.take<Real>(state_size(plan.shape));
+    heads[x].norm = NormBuffers<Real>(arena, plan);
+  }
 }
 
 template <class Real>
@@ -98,7 +115,8 @@ void run_forward(const Problem& problem, const ForwardOutputs& outputs, const Fo
     if (plan.fused()) {
       gates(problem, scratch.gates, sequence, unit % heads);  // denominators follow tile by tile
     } else {
-      gates_and_denominators(problem, scratch.gates, sequence, unit % heads, scratch.workers.at(plan, index).norm);
+      gates_and_denominators(problem, scratch.gates, sequence, unit % heads,
+                             scratch.workers.at(plan, index).heads[0].norm);
     }
   });
   if (!plan.fused()) {
@@ -109,11 +127,12 @@ void run_forward(const Problem& problem, const ForwardOutputs& outputs, const Fo
                       panel_columns(plan.shape, unit % count), worker.operands, scratch.span_states);
     });
   }
-  parallel_for(span_numbers(plan) * heads, plan.threads, [&](std::int64_t unit, int index) {
-    const Span span = find_span(problem, unit / heads);
+  const std::int64_t groups = heads / plan.abreast;
+  parallel_for(span_numbers(plan) * groups, plan.threads, [&](std::int64_t unit, int index) {
+    const Span span = find_span(problem, unit / groups);
     // An empty sequence still passes its state on.
     if (span.begin == span.end && span.number != first_span(plan, span.sequence)) return;
-    span_outputs(problem, span, unit % heads, scratch, scratch.workers.at(plan, index), outputs);
+    span_outputs(problem, span, unit % groups * plan.abreast, scratch, scratch.workers.at(plan, index), outputs);
   });
   store_max_states(problem, scratch.gates, outputs.last_state.m);
 }

@@ -1,6 +1,8 @@
 // Stage `outputs`, fused with `states`: the state stays with the thread that needs it next.
 #pragma once
 
+#include <array>
+
 #include "cpu/denominators.h"
 #include "cpu/states.h"
 #include "cpu/workers.h"
@@ -16,14 +18,19 @@ struct ForwardOutputs {
 template <class Real>
 struct ForwardScratch {
   struct Worker {
+    // What a head takes along from tile to tile.
+    struct Carried {
+      Real* state = nullptr;  // C and n
+      NormBuffers<Real> norm;
+    };
     StateBuffers<Real> operands;
-    Real* state = nullptr;  // C and n
-    Real* q = nullptr;      // [tile,dqk] converted queries
-    Real* qb = nullptr;     // [tile,dqk] scale qbar Q
-    Real* D = nullptr;      // [tile,tile] gate matrix
-    Real* S = nullptr;      // [tile,tile] gated scores
-    Real* h = nullptr;      // [tile,dhv] numerator
-    NormBuffers<Real> norm;
+    Real* q = nullptr;   // [tile,dqk] converted queries
+    Real* qb = nullptr;  // [tile,dqk] scale qbar Q
+    Real* D = nullptr;   // [tile,tile] gate matrix
+    Real* S = nullptr;   // [tile,tile] gated scores
+    Real* h = nullptr;   // [tile,dhv] numerator
+
+    std::array<Carried, most_abreast> heads;  // the first plan.abreast of them
 
     Worker(Arena& arena, const Plan& plan);
   };

@@ -39,6 +39,9 @@ template <class Real>
   return {C.columns(columns.first, columns.width), columns.first == 0 ? memory + shape.dqk * C.stride : nullptr, true};
 }
 
+// Heads that a thread may carry through the tokens at the same time.
+inline constexpr std::int64_t most_abreast = 4;
+
 template <class Real>
 void copy_state(const State<Real>& from, State<Real>& to);
 
