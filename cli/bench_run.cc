@@ -139,7 +139,7 @@ SequenceRow time_sequence(const Workload& workload, const Variant& variant, cons
   backward_args.saved = saved.span();
   for (const Plan& item : row.plans) row.scratch_bytes = std::max(row.scratch_bytes, item.scratch_bytes);
   row.tensor_bytes = workload.bytes(variant.training);
-  const Buffer scratch(row.scratch_bytes, execution.device);
+  const Buffer scratch(row.scratch_bytes, execution.device, Pages::huge);
   const auto call = [&](void* stream) {
     forward(forward_args, row.plans.front(), scratch.span(), stream);
     if (variant.training) backward(backward_args, row.plans.back(), scratch.span(), stream);

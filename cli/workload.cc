@@ -5,6 +5,7 @@
 #include <cstring>
 #include <new>
 
+#include "core/huge_pages.h"
 #include "cuda/record.h"
 #include "cuda/run.h"
 #include "reference/regimes.h"
@@ -84,7 +85,7 @@ void Buffer::Free::operator()(std::byte* memory) const {
     std::free(memory);
 }
 
-Buffer::Buffer(std::size_t bytes, Device device) : data_(nullptr, Free{device}), bytes_(bytes) {
+Buffer::Buffer(std::size_t bytes, Device device, Pages pages) : data_(nullptr, Free{device}), bytes_(bytes) {
   if (device == Device::cuda) {
     data_.reset(cuda::allocate(bytes, nullptr));
     return;
@@ -92,6 +93,7 @@ Buffer::Buffer(std::size_t bytes, Device device) : data_(nullptr, Free{device}),
   const std::size_t rounded = (bytes / scratch_alignment + 1) * scratch_alignment;
   data_.reset(static_cast<std::byte*>(std::aligned_alloc(scratch_alignment, rounded)));
   if (data_ == nullptr) throw std::bad_alloc();
+  if (pages == Pages::huge) ask_for_huge_pages(data_.get(), rounded);
   std::memset(data_.get(), 0, rounded);
 }
 

@@ -10,10 +10,13 @@
 
 namespace tfla::cli {
 
+// Tensors lie in the pages that a caller's allocator gives. Scratch asks for huge ones, as a call's own does.
+enum class Pages : std::uint8_t { usual, huge };
+
 // Aligned memory of a device, written once so that no page is mapped while something is timed.
 class Buffer {
  public:
-  explicit Buffer(std::size_t bytes, Device device = Device::cpu);
+  explicit Buffer(std::size_t bytes, Device device = Device::cpu, Pages pages = Pages::usual);
   [[nodiscard]] std::byte* data() const { return data_.get(); }
   [[nodiscard]] std::size_t size() const { return bytes_; }
   [[nodiscard]] std::span<std::byte> span() const { return {data_.get(), bytes_}; }

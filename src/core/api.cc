@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "core/checks.h"
+#include "core/huge_pages.h"
 #include "core/validate.h"
 #include "cpu/run.h"
 #include "cuda/run.h"
@@ -41,10 +42,12 @@ void check_plan(const Plan& plan, Operation operation, const MlstmShape& shape, 
 class OwnScratch {
  public:
   OwnScratch(const Plan& plan, void* stream) : cuda_(plan.device == Device::cuda), stream_(stream) {
-    if (!cuda_)
+    if (!cuda_) {
       memory_ = static_cast<std::byte*>(::operator new (plan.scratch_bytes, std::align_val_t{scratch_alignment}));
-    else if (plan.scratch_bytes > 0)
+      ask_for_huge_pages(memory_, plan.scratch_bytes);
+    } else if (plan.scratch_bytes > 0) {
       memory_ = cuda::allocate(plan.scratch_bytes, stream);
+    }
   }
   ~OwnScratch() {
     if (!cuda_)
