@@ -26,10 +26,14 @@ STEP_BATCHES = (1, 4, 16, 64)
 COMPARE_TOKENS = (1024, 2048, 4096, 8192)
 GROWTH_TOKENS = (2048, 4096, 8192, 16384, 32768, 65536)
 
+# Seconds that a side is timed for before the other has its turn. A shared machine may change its speed by a factor of
+# three from one second to the next: many short turns meet both of its moods on both sides, a few long ones do not.
+TURN = 0.2
+
 EXAMPLES = """examples:
-  benchmarks/compare_cpu.py                           everything, about ten minutes on two cores
+  benchmarks/compare_cpu.py                           everything, about eight minutes on two cores
   benchmarks/compare_cpu.py --quick --out /tmp/bench  one short round, to see that it works
-  benchmarks/compare_cpu.py --rounds 7 --threads 1    more rounds, one thread on both sides
+  benchmarks/compare_cpu.py --rounds 9 --threads 1    more rounds, one thread on both sides
 """
 
 
@@ -90,11 +94,14 @@ def compare_once(job: Job, case: dict[str, Any]) -> dict[str, float]:
 
 
 def growth_once(job: Job, operation: str, growth: dict[str, Any]) -> None:
-    """One time per length."""
-    tokens = ",".join(str(count) for count in job.growth_tokens)
-    rows = job.program.bench("--op", operation, "--shape", shape_text(SHAPE), "--tokens", tokens)["sequences"]
-    growth["rounds"].append({str(row["tokens"]): seconds(row) for row in rows})
-    growth["scratch_share"] = {str(row["tokens"]): row["scratch_bytes"] / row["tensor_bytes"] for row in rows}
+    """One turn per length, each right after one of the shortest."""
+    shortest, *longer = job.growth_tokens
+    for count in longer:
+        options = ["--op", operation, "--shape", shape_text(SHAPE), "--tokens", f"{shortest},{count}"]
+        rows = job.program.bench(*options)["sequences"]
+        growth["turns"].append({str(row["tokens"]): row["seconds"] for row in rows})
+        shares = {str(row["tokens"]): row["scratch_bytes"] / row["tensor_bytes"] for row in rows}
+        growth["scratch_share"] |= shares
 
 
 def step_once(job: Job, batch: int) -> dict[str, float]:
@@ -136,7 +143,7 @@ def measure(job: Job) -> dict[str, Any]:
     say = Progress()
     facts = about(job)
     cases = compare_cases(job, say)
-    growth: dict[str, Any] = {operation: {"rounds": []} for operation in targets.OPERATIONS}
+    growth: dict[str, Any] = {operation: {"turns": [], "scratch_share": {}} for operation in targets.OPERATIONS}
     steps: list[dict[str, Any]] = [{"batch": batch, "rounds": []} for batch in STEP_BATCHES]
     for number in range(1, job.rounds + 1):
         for case in cases:
@@ -183,7 +190,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tfla", type=Path, default=ROOT / "build/release/tfla", help="the program (%(default)s)")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/benchmarks", help="where to write (%(default)s)")
     parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)), help="(default: every core)")
-    parser.add_argument("--rounds", type=positive, default=3, help="interleaved repetitions (%(default)s)")
+    parser.add_argument("--rounds", type=positive, default=7, help="interleaved repetitions (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="one short round on short sequences")
     arguments = parser.parse_args()
     if not arguments.tfla.is_file():
@@ -196,7 +203,7 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     peer.set_threads(arguments.threads)
     job = Job(
-        program=Program(arguments.tfla, arguments.threads, min_time=0.05 if arguments.quick else 0.5),
+        program=Program(arguments.tfla, arguments.threads, min_time=0.05 if arguments.quick else TURN),
         rounds=1 if arguments.quick else arguments.rounds,
         compare_tokens=targets.JUDGED_TOKENS[:1] if arguments.quick else COMPARE_TOKENS,
         growth_tokens=GROWTH_TOKENS[:2] if arguments.quick else GROWTH_TOKENS,

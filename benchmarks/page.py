@@ -61,10 +61,9 @@ def growth_table(measured: Measurements) -> str:
     rows = []
     for operation in targets.OPERATIONS:
         data = measured["growth"][operation]
-        tokens = sorted(int(key) for key in data["rounds"][0])
-        first = middle(data["rounds"], str(tokens[0])) / tokens[0]
-        for count in tokens:
-            seconds = middle(data["rounds"], str(count))
+        times = targets.fastest(data["turns"])
+        first = next(seconds / count for count, seconds in times.items())
+        for count, seconds in times.items():
             rows.append(
                 [
                     targets.LABEL[operation],
@@ -103,7 +102,8 @@ def machine_list(measured: Measurements) -> str:
         f"- {about['cpu']}, {about['cores']} cores, {about['threads']} threads used by both sides",
         f"- tfla {about['tfla']} ({about['compiler']}); products to compare with by {about['blas']}",
         f"- mlstm_kernels {about['mlstm_kernels']} on torch {about['torch']}, Python {about['python']}",
-        f"- {about['date']}; medians over interleaved rounds, {about['rounds']} of them",
+        f"- {about['date']}; {about['rounds']} rounds, in each of which both sides have a short turn on every case;\n"
+        "  times and ratios are medians over the rounds unless a table says otherwise, ratios formed inside a round",
         f"- other processes used {about['busy_before']:.0%} of the cores just before the run",
     ]
     return "\n".join(lines) + "\n"
@@ -127,6 +127,10 @@ def page(measured: Measurements, verdicts: list[targets.Verdict]) -> str:
         compare_table(measured),
         "![time over sequence length](cpu.png)\n",
         "## Growth with the sequence\n",
+        "Each length is timed in short turns, one of the shortest before each of another, in every round. Times are\n"
+        "the fastest of all turns: other work on the machine only adds to a call, and to a long one nearly always, so\n"
+        "that medians would compare how often lengths are disturbed. The shortest has the most turns, with the most\n"
+        "samples in each, which can only make the growth look larger.\n",
         growth_table(measured),
         "## Decoding\n",
         f"One token per sequence, {step}, float32 state. State traffic is C and n read and written once; the copy\n"
@@ -136,13 +140,18 @@ def page(measured: Measurements, verdicts: list[targets.Verdict]) -> str:
     return "\n".join(parts)
 
 
+def longer_times(turns: list[dict[str, Any]], after: int) -> dict[int, float]:
+    """Median seconds of the lengths that were not compared."""
+    tokens = {int(key) for turn in turns for key in turn if int(key) > after}
+    return {count: median(turn[str(count)]["median"] for turn in turns if str(count) in turn) for count in tokens}
+
+
 def plot(measured: Measurements, stem: Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
     for axis, operation in zip(axes, targets.OPERATIONS, strict=True):
         cases = [case for case in measured["compare"] if case["operation"] == operation]
         times = {case["tokens"]: middle(case["rounds"], "tfla_seconds") for case in cases}
-        rounds = measured["growth"][operation]["rounds"]
-        times |= {int(key): middle(rounds, key) for key in rounds[0]}
+        times |= longer_times(measured["growth"][operation]["turns"], after=max(times))
         peer = {case["tokens"]: middle(case["rounds"], "peer_seconds") for case in cases}
         for label, series, marker in (("mlstm_kernels (native)", peer, "s"), ("tfla", times, "o")):
             tokens = sorted(series)

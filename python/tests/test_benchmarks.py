@@ -1,4 +1,5 @@
-"""What benchmarks/compare.py makes of peers that crash, hang or refuse, and of files from several runs; no GPU."""
+"""What benchmarks/compare.py makes of peers that crash, hang or refuse, and of files from several runs; no GPU. And how
+the growth of the CPU's times is judged."""
 
 import json
 import os
@@ -15,6 +16,7 @@ import compare  # noqa: E402
 import fit_chunk_model  # noqa: E402
 import gpu_parts  # noqa: E402
 import gpu_targets  # noqa: E402
+import targets  # noqa: E402
 from gpu_measure import Run  # noqa: E402
 from peer_process import PeerProcess  # noqa: E402
 
@@ -240,3 +242,29 @@ def test_constants_of_the_chunk_model_are_found():
     defaults = {(row["dqk"], row["chunk"]) for row in report["rows"] if row["default"]}
     assert defaults == {(64, 64), (128, 128), (256, 128)}
     assert "best by the model 128" in fit_chunk_model.comparison(report)
+
+
+def growth_turn(short, tokens, long, spread=1.0):
+    """Times per token of two lengths, in microseconds; medians are `spread` times slower."""
+    times = {2048: short * 2048e-6, tokens: long * tokens * 1e-6}
+    return {str(count): {"fastest": time, "median": spread * time} for count, time in times.items()}
+
+
+def test_growth_is_that_of_the_fastest_turns():
+    turns = [
+        growth_turn(3.0, 4096, 3.2),
+        growth_turn(9.0, 65536, 3.3, spread=3),  # the machine slowed down and recovered
+        growth_turn(3.1, 4096, 9.6),
+        growth_turn(3.0, 65536, 9.9),
+    ]
+    assert targets.fastest(turns) == pytest.approx({2048: 3.0 * 2048e-6, 4096: 3.2 * 4096e-6, 65536: 3.3 * 65536e-6})
+    assert list(targets.fastest(turns)) == [2048, 4096, 65536]
+    assert targets.growth(turns) == pytest.approx(1.1)
+
+
+@pytest.mark.parametrize(("longest", "met"), [(3.44, True), (3.46, False)])
+def test_growth_verdict(longest, met):
+    turns = [growth_turn(3.0, 4096, 3.0), growth_turn(3.0, 65536, longest)]
+    verdicts = targets.judge_growth({"growth": {operation: {"turns": turns} for operation in targets.OPERATIONS}})
+    assert [verdict.met for verdict in verdicts] == [met, met]
+    assert "T 2,048 to 65,536" in verdicts[0].what
