@@ -31,7 +31,7 @@ GROWTH_TOKENS = (2048, 4096, 8192, 16384, 32768, 65536)
 TURN = 0.2
 
 EXAMPLES = """examples:
-  benchmarks/compare_cpu.py                           everything, about eight minutes on two cores
+  benchmarks/compare_cpu.py                           everything, about seven minutes on two cores
   benchmarks/compare_cpu.py --quick --out /tmp/bench  one short round, to see that it works
   benchmarks/compare_cpu.py --rounds 9 --threads 1    more rounds, one thread on both sides
 """
@@ -190,7 +190,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tfla", type=Path, default=ROOT / "build/release/tfla", help="the program (%(default)s)")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/benchmarks", help="where to write (%(default)s)")
     parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)), help="(default: every core)")
-    parser.add_argument("--rounds", type=positive, default=7, help="interleaved repetitions (%(default)s)")
+    parser.add_argument("--rounds", type=positive, default=5, help="interleaved repetitions (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="one short round on short sequences")
     arguments = parser.parse_args()
     if not arguments.tfla.is_file():
