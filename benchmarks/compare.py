@@ -64,6 +64,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--tokens", type=int, action="append", help="a sequence length of lengths and attention (default: all)"
     )
+    parser.add_argument("--dim", type=int, action="append", help="a head dimension of sweep (default: all)")
     parser.add_argument("--min-time", type=float, default=0.2, help="seconds per timing call after call (%(default)s)")
     parser.add_argument(
         "--limit", type=float, default=120, help="seconds until a silent process is ended (%(default)s)"
@@ -84,6 +85,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--draw", type=Path, nargs="+", metavar="FILE", help="draw these files instead of measuring")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/benchmarks", help="where page, plots and data go")
     given = parser.parse_args()
+    for dim in given.dim or []:
+        if dim not in gpu_parts.SWEEP_DIMS:
+            parser.error(f"--dim was {dim}; it must be one of {', '.join(map(str, gpu_parts.SWEEP_DIMS))}")
     for tokens in given.tokens or []:
         if tokens < 1 or gpu_parts.TOTAL_TOKENS % tokens != 0:
             parser.error(f"--tokens was {tokens}; it must divide {gpu_parts.TOTAL_TOKENS:,}")
@@ -105,6 +109,7 @@ def measure(given: argparse.Namespace, file: Path) -> None:
         replicas=given.compilers,
         peers=[name for name in PEERS if name not in (given.without or [])],
         lengths=tuple(given.tokens) if given.tokens else None,
+        dims=tuple(given.dim) if given.dim else None,
         budget=given.budget,
     )
     try:

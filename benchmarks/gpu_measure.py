@@ -39,6 +39,7 @@ class Run:
     replicas: int
     peers: list[str]
     lengths: tuple[int, ...] | None = None
+    dims: tuple[int, ...] | None = None
     budget: float = float("inf")  # seconds, after which no other case is begun
     result: dict[str, Any] = field(default_factory=lambda: {"about": {}, "parts": {}})
     _sustained: list[Workload] = field(default_factory=list)  # timed call after call, too
@@ -170,7 +171,7 @@ class Run:
     def sequences(self, part: str) -> None:
         """lengths, shapes and sweep: tfla, then the Triton peers."""
         min_time = self.min_time if part == "lengths" else 0.0
-        workloads = gpu_parts.workloads(part, self.lengths)
+        workloads = gpu_parts.workloads(part, self.lengths, self.dims)
         if time.monotonic() - self._begin < self.budget:
             self.warm(workloads)
         for workload in workloads:

@@ -39,8 +39,8 @@ def of_length(tokens: int) -> Workload:
     return Workload(TOTAL_TOKENS // tokens, tokens, 16, 128, 256)
 
 
-def workloads(part: str, lengths: Iterable[int] | None = None) -> list[Workload]:
-    """lengths: of the parts `lengths` and `attention`, where not all of them are wanted."""
+def workloads(part: str, lengths: Iterable[int] | None = None, dims: Iterable[int] | None = None) -> list[Workload]:
+    """lengths: of the parts `lengths` and `attention`, dims: of `sweep`, where not all of them are wanted."""
     if part == "lengths":
         return [of_length(tokens) for tokens in lengths or LENGTHS]
     if part == "attention":
@@ -48,7 +48,7 @@ def workloads(part: str, lengths: Iterable[int] | None = None) -> list[Workload]
     if part == "shapes":
         return [WIDE, STARVED]
     if part == "sweep":
-        return [Workload(4, 8192, SWEEP_WIDTH // dim, dim, dim) for dim in SWEEP_DIMS]
+        return [Workload(4, 8192, SWEEP_WIDTH // dim, dim, dim) for dim in dims or SWEEP_DIMS]
     if part == "memory":
         return [of_length(MEMORY_TOKENS)]
     return []
