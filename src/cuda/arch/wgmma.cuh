@@ -29,6 +29,13 @@ __device__ __forceinline__ std::uint64_t tile_at(unsigned shared_address, unsign
   return std::uint64_t{1024 >> 4 | 1U << 30} << 32 | low;
 }
 
+// An operand across the depth in groups of eight columns, not swizzled: the 16 bytes of a row follow on those of the
+// row before. Any number of groups will do, where panels take 64 columns at a time.
+__device__ __forceinline__ std::uint64_t groups_descriptor(unsigned shared_address, unsigned group_bytes) {
+  return static_cast<std::uint64_t>(shared_address >> 4) | static_cast<std::uint64_t>(8 * 16 >> 4) << 16 |
+         static_cast<std::uint64_t>(group_bytes >> 4) << 32;
+}
+
 // Before the first product of a batch: registers written by other instructions are ready.
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 // Ends a batch of products.
@@ -61,6 +68,7 @@ __device__ __forceinline__ void pin(float2& x) { asm volatile("" : "+f"(x.x), "+
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define TFLA_NAMES_68 TFLA_NAMES_64 ", %64, %65, %66, %67"
 #define TFLA_NAMES_96                                                                \
   TFLA_NAMES_64                                                                      \
   ", "                                                                               \
@@ -102,6 +110,11 @@ __device__ __forceinline__ void pin(float2& x) { asm volatile("" : "+f"(x.x), "+
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE \
                " {" TFLA_NAMES_64 "}, %64, %65, p, 1, 1, %67, %68;\n}\n"                                              \
                : TFLA_SUMS_64(sum)                                                                                    \
+               : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(A == Major::across), "n"(B == Major::across))
+#define TFLA_SHARED_PRODUCT_68(TYPE)                                                                                  \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %70, 0;\nwgmma.mma_async.sync.aligned.m64n136k16.f32." TYPE "." TYPE \
+               " {" TFLA_NAMES_68 "}, %68, %69, p, 1, 1, %71, %72;\n}\n"                                              \
+               : TFLA_SUMS_64(sum), TFLA_SUMS_4(more, 0)                                                              \
                : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(A == Major::across), "n"(B == Major::across))
 #define TFLA_REGISTER_PRODUCT_64(TYPE)                                                                                \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE \
@@ -151,6 +164,16 @@ __device__ __forceinline__ void multiply(float (&sum)[R], std::uint64_t a, std::
   if constexpr (R == 128 && !bf16) TFLA_SHARED_PRODUCT_128("f16");
 }
 
+// The same with 136 columns, the last eight of them in sums of their own.
+template <class T, Major A, Major B>
+__device__ __forceinline__ void multiply(float (&sum)[64], float (&more)[4], std::uint64_t a, std::uint64_t b,
+                                         bool add) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>)
+    TFLA_SHARED_PRODUCT_68("bf16");
+  else
+    TFLA_SHARED_PRODUCT_68("f16");
+}
+
 // The same with A in registers, as mma.sync holds a 16 x 16 tile per warp.
 template <class T, Major B, int R>
 __device__ __forceinline__ void multiply(float (&sum)[R], const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
@@ -172,6 +195,7 @@ __device__ __forceinline__ void multiply(float (&sum)[R], const std::uint32_t (&
 #undef TFLA_SHARED_PRODUCT_128
 #undef TFLA_REGISTER_PRODUCT_96
 #undef TFLA_SHARED_PRODUCT_96
+#undef TFLA_SHARED_PRODUCT_68
 #undef TFLA_REGISTER_PRODUCT_64
 #undef TFLA_SHARED_PRODUCT_64
 #undef TFLA_REGISTER_PRODUCT_32
@@ -181,6 +205,7 @@ __device__ __forceinline__ void multiply(float (&sum)[R], const std::uint32_t (&
 #undef TFLA_SHARED_PRODUCT_4
 #undef TFLA_NAMES_128
 #undef TFLA_NAMES_96
+#undef TFLA_NAMES_68
 #undef TFLA_NAMES_64
 #undef TFLA_NAMES_32
 #undef TFLA_NAMES_16

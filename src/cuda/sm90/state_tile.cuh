@@ -38,7 +38,11 @@ struct Lane {
     const int r = 16 * warp + lane % 16;
     return r * 128 + ((lane / 16) ^ (lane % 8)) * 16;
   }
-  // The same to read the transpose: 16 tokens by the warp's 16 columns of a panel.
+  // The same row in groups of eight columns (arch::groups_descriptor): two groups further on by 16 columns.
+  __device__ __forceinline__ unsigned group_row(int group_bytes) const {
+    return (16 * warp + lane % 16) * 16 + lane / 16 * group_bytes;
+  }
+  // As tile_row, to read the transpose: 16 tokens by the warp's 16 columns of a panel.
   __device__ __forceinline__ unsigned transposed_row() const {
     const int token = lane / 16 * 8 + lane % 8;
     return token * 128 + ((2 * warp + lane / 8 % 2) ^ (lane % 8)) * 16;
@@ -134,14 +138,18 @@ struct StateTile {
     for (int m = 0; m < M; ++m)
 #pragma unroll
       for (int n = 0; n < N / 16; ++n) {
-        const float* x = c[m] + 8 * n;
-        const auto pack = [&](int e) {
-          if constexpr (has_lifts<T>) return arch::pack(float2{x[e] * lift, x[e + 1] * lift}, T{});
-          return arch::pack(float2{x[e], x[e + 1]}, T{});
-        };
-        arch::store_tiles((panels + n / 4 * panel_step + m * panel_bytes + at.tile_row()) ^ (n % 4 * 32), pack(0),
-                          pack(2), pack(4), pack(6));
+        const unsigned to = (panels + n / 4 * panel_step + m * panel_bytes + at.tile_row()) ^ (n % 4 * 32);
+        store(to, c[m] + 8 * n, lift);
       }
+  }
+  // The same into groups of eight columns.
+  __device__ __forceinline__ void publish_groups(unsigned groups, const Lane& at, float lift) {
+    constexpr int group_bytes = 64 * M * 16;
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+      for (int n = 0; n < N / 16; ++n)
+        store(groups + at.group_row(group_bytes) + m * (64 * 16) + n * (2 * group_bytes), c[m] + 8 * n, lift);
   }
 
   // This thread's share of the product with a state in such panels.
@@ -204,6 +212,14 @@ struct StateTile {
   }
 
  private:
+  __device__ __forceinline__ static void store(unsigned to, const float* x, float lift) {
+    const auto pack = [&](int e) {
+      if constexpr (has_lifts<T>) return arch::pack(float2{x[e] * lift, x[e + 1] * lift}, T{});
+      return arch::pack(float2{x[e], x[e + 1]}, T{});
+    };
+    arch::store_tiles(to, pack(0), pack(2), pack(4), pack(6));
+  }
+
   template <class Weight, class Before>
   __device__ __forceinline__ void add_pairs(unsigned x, unsigned y, const Lane& at, const Weight& weight,
                                             float (&n)[M][2], const Before& before) {

@@ -9,6 +9,7 @@ template <class T, int M, int N, bool Normalized, bool Keep, bool Packed, Time D
 struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
   using Base = Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk>;
   using Base::at;
+  using Base::beside;
   using Base::call;
   using Base::each_item;
   using Base::first;
@@ -44,7 +45,12 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
       float lift = 1;  // of both (float16)
       start<Which>(it, lane, tile, n);
       float row_n[row_turns];
-      if (hands_n) sum_rows(n, row_n);
+      int2 n_terms{};  // of float16 they are made when their lift is known
+      const auto gather_n = [&] {
+        sum_rows(n, row_n);
+        if constexpr (beside && !lifted) n_terms = terms_of(row_n[0]);
+      };
+      if (hands_n) gather_n();
       const int first_kept = Space::wide && Keep ? kept_unit(it, 0) : 0;
 #pragma unroll 1
       for (int block = first(it); (reverse ? block >= it.low : block < it.high);
@@ -58,10 +64,16 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
             if (here(lane).lane == 0) arch::wait_stores_read<0>();
             __syncwarp();
           }
-          tile.publish(at(Space::state) + Which * Space::part_bytes, lifted && Space::wide ? Lane::again() : here(lane),
-                       lifts.x, M * panel_bytes);
           const int reader = Space::outputs == 2 ? static_cast<int>(turn) : 0;
-          if (hands_n) publish_n(reader, Which, lane, row_n, lifts.y);
+          if constexpr (beside) {
+            if constexpr (lifted) n_terms = terms_of(row_n[0] * lifts.y);
+            publish_beside(lane, n_terms);
+            tile.publish_groups(at(Space::state), lane, lifts.x);
+          } else {
+            tile.publish(at(Space::state) + Which * Space::part_bytes,
+                         lifted && Space::wide ? Lane::again() : here(lane), lifts.x, M * panel_bytes);
+            if (hands_n) publish_n(reader, Which, lane, row_n, lifts.y);
+          }
           if (lifted && Which == 0 && lane.warp == 0 && lane.lane == 0)
             arch::write_float2(at(Space::lifts, reader), {inverse_power(lift) * inverse_power(lifts.x),
                                                           inverse_power(lift) * inverse_power(lifts.y)});
@@ -108,7 +120,7 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
             });
         __syncwarp();  // all lanes have read K and the gates
         if (arch::arrives(here(lane).lane == 0)) arch::arrive(at(Space::k_empty, k.slot));
-        if (hands_n) sum_rows(n, row_n);  // meanwhile
+        if (hands_n) gather_n();  // meanwhile
         arch::products_wait<0>();
         tile.hold();
         if (arch::arrives(here(lane).lane == 0)) arch::arrive(at(Space::v_empty, ring.slot));
@@ -207,6 +219,21 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
         rest -= from_bits<T>(bits);
       }
     }
+  }
+
+  // The same as three columns behind those of C.
+  __device__ __forceinline__ static int2 terms_of(float rest) {
+    unsigned terms[3];
+#pragma unroll
+    for (unsigned& bits : terms) {
+      bits = to_bits<T>(rest);
+      rest -= from_bits<T>(static_cast<unsigned short>(bits));
+    }
+    return {static_cast<int>(terms[0] | terms[1] << 16), static_cast<int>(terms[2])};
+  }
+  __device__ __forceinline__ void publish_beside(const Lane& lane, int2 terms) const {
+    const int row = 16 * lane.warp + 8 * (lane.lane & 1) + lane.lane / 4 + (own > 1 ? 32 * (lane.lane & 2) : 0);
+    arch::write_int2(at(Space::n - Space::group_bytes) + 16 * row, terms);
   }
 
   // Of a wide state each warp sends the 16 rows of every panel that it has published itself. Otherwise a warp of its

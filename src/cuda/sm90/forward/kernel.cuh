@@ -20,7 +20,8 @@ __global__ void __launch_bounds__(threads, 1)
                    const __grid_constant__ Call<float> call,
                    const __grid_constant__
                    typename Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk>::Shape shape) {
-  using Space = forward::Space<M, N>;
+  using Block = forward::Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk>;
+  using Space = typename Block::Space;
   using Registers = forward::Registers<T, M, N, Normalized, Keep, Packed, Direction, Dqk>;
   extern __shared__ unsigned char memory[];
   const unsigned space = (arch::shared_address(memory) + 1023U) & ~1023U;
@@ -40,15 +41,16 @@ __global__ void __launch_bounds__(threads, 1)
     make(Space::c_empty, 1, (Keep && !Space::wide ? 5 : 4) * arch::warp_arrivals);
     arch::barriers_ready();
   }
-  if (Space::n_rows && Normalized) {  // rows that n does not take stay zero
-    for (int at = 4 * threadIdx.x; at < Space::outputs * Space::n_bytes; at += 4 * threads)
-      arch::write_float(space + Space::n + at, 0);
+  if (Space::n_rows && Normalized) {  // rows, or columns, that n does not take stay zero
+    constexpr int first = Block::beside ? Space::n - Space::group_bytes : Space::n;
+    for (int at = 4 * threadIdx.x; at < Space::gates - first; at += 4 * threads)
+      arch::write_float(space + first + at, 0);
     arch::writes_before_copies();
   }
   __syncthreads();
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
-  const Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> block{call, maps, shape, space};
+  const Block block{call, maps, shape, space};
   const int warp = static_cast<int>(threadIdx.x) / 32, warpgroup = warp / 4;
   if (warpgroup == 0) {
     arch::fewer_registers<Registers::movers>();
@@ -89,13 +91,13 @@ void launch_packing(const Call<float>& call, cudaStream_t stream) {
     while (block_tokens << shape.kept_shift < call.kept_chunk) ++shape.kept_shift;
     shape.kept_chunks = static_cast<int>((call.tokens + call.kept_chunk - 1) / call.kept_chunk);
     maps.states = matrix_map(call.states, call.kept_numbers() * call.heads, call.dqk, call.padded_dhv(),
-                             Space<M, N>::wide ? 16 : 64 * M);
+                             Block::Space::wide ? 16 : 64 * M);
   }
   maps.q = token_map(call, call.q, call.qk_heads, call.dqk, block_tokens);
   maps.k = token_map(call, call.k, call.qk_heads, call.dqk, block_tokens);
   maps.v = token_map(call, call.v, call.heads, call.dhv, block_tokens);
   maps.h = token_map(call, call.h, call.heads, call.dhv, block_tokens);
-  constexpr int bytes = has_lifts<T> ? Space<M, N>::lifted_bytes : Space<M, N>::bytes;
+  constexpr int bytes = has_lifts<T> ? Block::Space::lifted_bytes : Block::Space::bytes;
   static_assert(bytes <= 232448, "what a block may have");
   const auto start = [&](const typename Block::Shape& units, int blocks) {
     launch_chained(Block::reverse ? "reverse" : "forward",

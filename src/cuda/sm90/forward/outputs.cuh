@@ -12,6 +12,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
   using Base = Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk>;
   using Base::across;
   using Base::at;
+  using Base::beside;
   using Base::call;
   using Base::depth;
   using Base::each_block;
@@ -83,13 +84,14 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
     }
     arch::products_commit();
 
-    // O = Q C, and q.n, which comes first: under way while P is made of the scores. Wide: while these are gated, too.
-    constexpr bool n_product = Normalized && Space::n_rows;
+    // O = Q C, and q.n, with it or ahead: under way while P is made of the scores. Wide: while these are gated, too.
+    constexpr bool n_product = Normalized && Space::n_rows && !beside;
     float qn[2] = {0, 0}, qn_columns[4];
     const auto multiply_state = [&] {
       arch::wait(at(Space::c_full, warpgroup), c_phase);
-      constexpr int panel_step = panel_bytes / 16, depth_step = 32 / 16, state_step = 16 * 128 / 16;
-      const std::uint64_t state = arch::tile_descriptor(at(Space::state), M * panel_bytes);
+      constexpr int panel_step = panel_bytes / 16, depth_step = 32 / 16, state_step = 16 * (beside ? 16 : 128) / 16;
+      const std::uint64_t state = beside ? arch::groups_descriptor(at(Space::state), Space::group_bytes)
+                                         : arch::tile_descriptor(at(Space::state), M * panel_bytes);
       arch::products_begin();
       if constexpr (n_product) {
         const std::uint64_t n = arch::tile_descriptor(at(Space::n, warpgroup, Space::n_bytes));
@@ -100,9 +102,13 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
         arch::products_commit();
       }
 #pragma unroll
-      for (int d = 0; d < 4 * M; ++d)
-        arch::multiply<T, depth, across>(o, q_rows + d / 4 * panel_step + d % 4 * depth_step, state + d * state_step,
-                                         d > 0);
+      for (int d = 0; d < 4 * M; ++d) {
+        const std::uint64_t q = q_rows + d / 4 * panel_step + d % 4 * depth_step;
+        if constexpr (beside)
+          arch::multiply<T, depth, across>(o, qn_columns, q, state + d * state_step, d > 0);
+        else
+          arch::multiply<T, depth, across>(o, q, state + d * state_step, d > 0);
+      }
       arch::products_commit();
     };
     if constexpr (Space::wide) multiply_state();
@@ -137,6 +143,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
 #pragma unroll
       for (int t = 0; t < split_steps; ++t) arch::multiply<T, across>(o, rows.low[t], values + t * token_step, true);
       arch::products_commit();
+      if constexpr (beside) set_factors(rows, sums, qn, first_qn, gates, lane, ring.slot);
       if constexpr (lifted) {
         rows.factor[0] *= inverse_power(rows.lift[0]);
         rows.factor[1] *= inverse_power(rows.lift[1]);
@@ -165,15 +172,18 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
       if constexpr (n_product) {
         arch::products_wait<1>();
         arch::pin(qn_columns);
-        qn[0] = qn_columns[0] + qn_columns[1];  // the other lanes of the row have the third column, and zeros
-        qn[1] = qn_columns[2] + qn_columns[3];
-      } else if constexpr (Normalized) {
+        add_terms(qn, qn_columns);
+      } else if constexpr (Normalized && !beside) {
         dots_with_n(q_tile, at(Space::n, warpgroup, Space::n_bytes), lane, qn);
       }
       make_rows<false>(warpgroup, rows, s, sums, qn, first_qn, gates, again(lane), ring.slot);
       arch::products_wait<0>();
       arch::pin(o);
-      if ((Normalized && !n_product) || lifted) __syncwarp();  // all lanes have read n, and the lifts
+      if constexpr (beside) {
+        arch::pin(qn_columns);
+        add_terms(qn, qn_columns);
+      }
+      if ((Normalized && !n_product && !beside) || lifted) __syncwarp();  // all lanes have read n, and the lifts
       if (arch::arrives(again(lane).lane == 0)) arch::arrive(at(Space::c_empty));
 #pragma unroll
       for (int p = 1; p < parts; ++p)
@@ -197,7 +207,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
       const float* x = o + 8 * n;
       const auto pack = [&](int e) {
         const float by = rows.factor[e / 2 % 2];
-        return arch::pack(lifted ? float2{x[e] * by, x[e + 1] * by} : float2{x[e], x[e + 1]}, T{});
+        return arch::pack(late_factors ? float2{x[e] * by, x[e + 1] * by} : float2{x[e], x[e + 1]}, T{});
       };
       arch::store_tiles((row + n / 4 * panel_bytes) ^ (n % 4 * 32), pack(0), pack(2), pack(4), pack(6));
     }
@@ -205,13 +215,14 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
     arch::named_arrive(staged_barrier(warpgroup), warpgroup_threads + 32);
   }
 
-  // P, rounded, and what rows are multiplied by: scale / den, in the part of the state times qbar. In float16 P is
-  // rounded without that, but brought near the upper end: both parts of a row are multiplied by its lift, and by the
-  // rest in the end.
+  // P, rounded, and what rows are multiplied by: scale / den, in the part of the state times qbar. Where q.n comes with
+  // Q C, both parts are multiplied by scale / den in the end. So they are in float16, where P is brought near the upper
+  // end: both parts have the lift of the row till then.
+  static constexpr bool late_factors = lifted || beside;
   // Steps of 16 keys whose P goes in as two terms. Both halves of dqk round theirs.
   static constexpr int split_steps = lifted || reverse ? 0 : Dqk == Half::both ? 1 : 2;
   struct Rows {
-    float factor[2], weight[2], lift[2], qn[2];
+    float factor[2], weight[2], n_weight[2], lift[2], qn[2];
     uint32_t high[4][4], low[split_steps > 0 ? split_steps : 1][4];
   };
   template <bool Fresh>
@@ -223,40 +234,52 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
       if (!Fresh) lowers = arch::read_float2(at(Space::lifts, warpgroup));
       lifts_of_rows(s, rows.lift);
     }
-    const float scale = Base::lean ? shape.scale : static_cast<float>(call.scale);
-    const float eps = Base::lean ? shape.eps : static_cast<float>(call.eps);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      // In reverse time it is in the gates, and the last half of dqk has it for both.
-      float factor = reverse || Dqk == Half::first ? 1.0F : scale;
       const float qbar = Fresh ? 0.0F : arch::read_float(gates + Space::qbar + 4 * (here.row + 8 * h));
-      if (Normalized && Dqk == Half::first) {
-        rows.qn[h] = over_row(sums[h] + qbar * qn[h]);
-      } else if (Normalized) {
-        const float least = arch::read_float(gates + Space::floor + 4 * (here.row + 8 * h));
-        float product = qn[h];
-        if (lifted) product *= lowers.y;
-        const float own = over_row(Fresh ? sums[h] : sums[h] + qbar * product);
-        const float sum = scale * (Dqk == Half::last ? own + first_qn[h] : own), size = fabsf(sum);
-        const float inverse = __fdividef(1, fmaxf(size, least) + eps);
-        factor *= inverse;
-        if (here.pair == 0) {
-          const unsigned row = at(Space::rows, slot, Space::row_bytes) + 4 * (here.row + 8 * h);
-          arch::write_float(row + Space::inverse, inverse);
-          arch::write_float(row + Space::slope, size > least ? copysignf(inverse, -sum) : 0.0F);
-        }
-      }
-      rows.factor[h] = factor;
-      rows.weight[h] = qbar * (lifted ? lowers.x * rows.lift[h] : factor);
+      rows.weight[h] = lifted ? qbar * lowers.x * rows.lift[h] : qbar;
+      rows.n_weight[h] = qbar * lowers.y;
+    }
+    if constexpr (!beside) set_factors(rows, sums, qn, first_qn, gates, here, slot);
+    if constexpr (!late_factors) {
+      rows.weight[0] *= rows.factor[0];
+      rows.weight[1] *= rows.factor[1];
     }
 #pragma unroll
     for (int e = 0; e < 32; e += 2) {
-      const float by = lifted ? rows.lift[e / 2 % 2] : rows.factor[e / 2 % 2];
+      const float by = lifted ? rows.lift[e / 2 % 2] : beside ? 1.0F : rows.factor[e / 2 % 2];
       const float2 value{s[e] * by, s[e + 1] * by};
       if (e / 8 < split_steps)
         rows.high[e / 8][e / 2 % 4] = split<T>(value, rows.low[e / 8][e / 2 % 4]);
       else
         rows.high[e / 8][e / 2 % 4] = arch::pack(value, T{});
+    }
+  }
+
+  // sums, qn: this thread's parts of those of its rows.
+  __device__ __forceinline__ void set_factors(Rows& rows, const float (&sums)[2], const float (&qn)[2],
+                                              const float (&first_qn)[2], unsigned gates, const Lane& here,
+                                              int slot) const {
+    const float scale = Base::lean ? shape.scale : static_cast<float>(call.scale);
+    const float eps = Base::lean ? shape.eps : static_cast<float>(call.eps);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      // In reverse time it is in the gates, and the last half of dqk has it for both.
+      rows.factor[h] = reverse || Dqk == Half::first ? 1.0F : scale;
+      const auto own = [&] { return over_row(sums[h] + rows.n_weight[h] * qn[h]); };
+      if constexpr (Normalized && Dqk == Half::first) {
+        rows.qn[h] = own();
+      } else if constexpr (Normalized) {
+        const float least = arch::read_float(gates + Space::floor + 4 * (here.row + 8 * h));
+        const float sum = scale * (Dqk == Half::last ? own() + first_qn[h] : own()), size = fabsf(sum);
+        const float inverse = __fdividef(1, fmaxf(size, least) + eps);
+        rows.factor[h] *= inverse;
+        if ((Space::wide || call.inverse != nullptr) && here.pair == 0) {  // wide: no register for the question
+          const unsigned row = at(Space::rows, slot, Space::row_bytes) + 4 * (here.row + 8 * h);
+          arch::write_float(row + Space::inverse, inverse);
+          arch::write_float(row + Space::slope, size > least ? copysignf(inverse, -sum) : 0.0F);
+        }
+      }
     }
   }
 
@@ -293,6 +316,12 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
       to[2] += factor[1] * left[x].z;
       to[3] += factor[1] * left[x].w;
     }
+  }
+
+  // q.n of this thread's rows, in parts that add up over the row: the other lanes have the third term, and zeros.
+  __device__ __forceinline__ static void add_terms(float (&qn)[2], const float (&columns)[4]) {
+    qn[0] = columns[0] + columns[1];
+    qn[1] = columns[2] + columns[3];
   }
 
   // Over the keys of a row, which four lanes have.

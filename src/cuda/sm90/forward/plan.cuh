@@ -28,8 +28,13 @@ struct Roles {
   static constexpr int parts = carriers;  // Q and K of a block come and go in as many: each carrier has its own of K
 };
 
-// Shared memory, in bytes from a 1,024-byte boundary. M: 64-column panels of Q and K.
-template <int M, int N>
+// Whether n is handed over as three more columns of C: q.n then comes with Q C, and reads Q no second time. Kept states
+// leave in panels of 64 columns, and a third one would not fit.
+template <int M, int N, bool Normalized, bool Keep>
+inline constexpr bool n_is_beside = Normalized && !Keep && M <= 2 && N == 128;
+
+// Shared memory, in bytes from a 1,024-byte boundary. M: 64-column panels of Q and K. Beside: see n_is_beside.
+template <int M, int N, bool Beside>
 struct Space : Roles<M, N> {
   using Roles<M, N>::wide, Roles<M, N>::parts;
   static constexpr int slots = wide ? 2 : M > 2 ? 3 : 4;    // of Q, and of V with its gates
@@ -37,7 +42,9 @@ struct Space : Roles<M, N> {
   static constexpr int part_panels = M / parts, part_bytes = part_panels * panel_bytes;
   static constexpr int k_bytes = M * panel_bytes, v_bytes = N / 64 * panel_bytes;
   static constexpr int q_bytes = k_bytes > v_bytes ? k_bytes : v_bytes;  // H is staged there
-  static constexpr int c_bytes = M * N / 64 * panel_bytes;
+  // C in panels; with n beside it, in groups of eight columns (arch::groups_descriptor), of which n has the last.
+  static constexpr int group_bytes = 64 * M * 16;
+  static constexpr int c_bytes = Beside ? (N / 8 + 1) * group_bytes : M * N / 64 * panel_bytes;
   // Gate vectors of a block.
   static constexpr int u = 0, c = u + 8 * block_tokens, qbar = c + 8 * block_tokens, abar = qbar + 4 * block_tokens;
   static constexpr int floor = abar + 4 * block_tokens, decay = floor + 4 * block_tokens, gate_bytes = decay + 16;
@@ -46,7 +53,8 @@ struct Space : Roles<M, N> {
   // n for each warpgroup of outputs, in three terms: rows of a product's operand of eight, where that has room.
   static constexpr bool n_rows = wide || M <= 2;
   static constexpr int n = state + c_bytes, n_panel = n_rows ? 1024 : 128;
-  static constexpr int n_part = n_rows ? 128 : M * n_panel, n_bytes = n_rows ? M * n_panel : 3 * n_part;
+  static constexpr int n_part = n_rows ? 128 : M * n_panel;
+  static constexpr int n_bytes = Beside ? 0 : n_rows ? M * n_panel : 3 * n_part;
   static constexpr int gates = n + Roles<M, N>::outputs * n_bytes, rows = gates + slots * gate_bytes;
   static constexpr int inverse = 0, slope = 4 * block_tokens, row_bytes = 8 * block_tokens;  // 1 / den and its slope
   static constexpr int barriers = rows + slots * row_bytes;
@@ -149,7 +157,8 @@ struct Block {
   using Item = std::conditional_t<Packed, PackedItem, DenseItem>;
   using Maps = std::conditional_t<Packed, PackedMaps, forward::Maps>;
   using Shape = std::conditional_t<Packed, PackedShape, forward::Shape>;
-  using Space = forward::Space<M, N>;
+  static constexpr bool beside = n_is_beside<M, N, Normalized, Keep>;
+  using Space = forward::Space<M, N, beside>;
   static constexpr bool lean = Space::lean || Packed;  // as Roles::lean; packed sequences take registers too
   static constexpr bool lifted = has_lifts<T>;
   static constexpr bool reverse = Direction == Time::reverse;  // dC and dV: see reverse.cu
