@@ -13,8 +13,8 @@ void check_available();
 // Whether the kernels of sm_90a take calls of this shape on the current device, as far as that depends on the shape.
 [[nodiscard]] bool hopper_takes(const MlstmShape& shape, const MlstmOptions& options);
 [[nodiscard]] bool hopper_takes_gradients(const Plan& plan, const MlstmOptions& options);
-// Tiles of a state, each of which has a multiprocessor for itself, in stage states (as the plan's operation launches it)
-// and in forward.
+// Tiles of a state, each of which has a multiprocessor for itself, in stage states (as the plan's operation launches
+// it) and in forward.
 [[nodiscard]] std::int64_t hopper_tiles(const Plan& plan);
 [[nodiscard]] std::int64_t hopper_forward_tiles(const MlstmShape& shape);
 // Whether dC and dV are one kernel there, of shapes whose gradients it takes.

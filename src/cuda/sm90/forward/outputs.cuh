@@ -219,8 +219,8 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
   // Q C, both parts are multiplied by scale / den in the end. So they are in float16, where P is brought near the upper
   // end: both parts have the lift of the row till then.
   static constexpr bool late_factors = lifted || beside;
-  // Steps of 16 keys whose P goes in as two terms. Both halves of dqk round theirs.
-  static constexpr int split_steps = lifted || reverse ? 0 : Dqk == Half::both ? 1 : 2;
+  // Steps of 16 keys whose P goes in as two terms: all of them where both halves of dqk round theirs.
+  static constexpr int split_steps = lifted || reverse ? 0 : Dqk == Half::both ? 1 : 4;
   struct Rows {
     float factor[2], weight[2], n_weight[2], lift[2], qn[2];
     uint32_t high[4][4], low[split_steps > 0 ? split_steps : 1][4];
