@@ -68,7 +68,6 @@ __device__ __forceinline__ float largest_of_warps(float own, unsigned places, un
   own = largest_of_warp(own);
   places += turn * (Warps * 4);
   if (threadIdx.x % 32 == 0) arch::write_float(places + 4 * warp, own);
-  __syncwarp();  // a warp waits as one
   arch::named_wait(barrier, Warps * 32);
   float all = 0;
 #pragma unroll
@@ -83,7 +82,6 @@ __device__ __forceinline__ float2 largest_of_warps(float2 own, unsigned places, 
   own = {largest_of_warp(own.x), largest_of_warp(own.y)};
   places += turn * (Warps * 8);
   if (threadIdx.x % 32 == 0) arch::write_float2(places + 8 * warp, own);
-  __syncwarp();
   arch::named_wait(barrier, Warps * 32);
   float2 all{0, 0};
 #pragma unroll

@@ -141,7 +141,7 @@ void launch_forward(const Call<float>& call, cudaStream_t stream) {
   }
   launch_segment_starts<T>(call, stream);
   if (call.dqk > 128 && call.dhv > 64) return launch<T, 4, 128>(call, stream);
-  if constexpr (!has_lifts<T>) {  // there is no room for lifts: see takes_half
+  if constexpr (!has_lifts<T>) {  // there is no room for lifts: see takes_dqk
     if (call.dqk > 128) return launch<T, 4, 64>(call, stream);
   }
   if (call.dqk > 64) return call.dhv > 64 ? launch<T, 2, 128>(call, stream) : launch<T, 2, 64>(call, stream);
