@@ -31,7 +31,7 @@ GROWTH_TOKENS = (2048, 4096, 8192, 16384, 32768, 65536)
 TURN = 0.2
 
 EXAMPLES = """examples:
-  benchmarks/compare_cpu.py                           everything, about seven minutes on two cores
+  benchmarks/compare_cpu.py                           everything, ten to fifteen minutes on two cores
   benchmarks/compare_cpu.py --quick --out /tmp/bench  one short round, to see that it works
   benchmarks/compare_cpu.py --rounds 9 --threads 1    more rounds, one thread on both sides
 """
