@@ -25,6 +25,7 @@ STEP_SHAPE = Shape(batch=0, tokens=1, heads=8, dqk=256, dhv=512)
 STEP_BATCHES = (1, 4, 16, 64)
 COMPARE_TOKENS = (1024, 2048, 4096, 8192)
 GROWTH_TOKENS = (2048, 4096, 8192, 16384, 32768, 65536)
+GROWTH_TURNS = 3
 
 # Seconds that a side is timed for before the other has its turn. A shared machine may change its speed by a factor of
 # three from one second to the next: many short turns meet both of its moods on both sides, a few long ones do not.
@@ -43,6 +44,7 @@ class Job:
     rounds: int
     compare_tokens: tuple[int, ...]
     growth_tokens: tuple[int, ...]
+    growth_turns: int  # in a round
 
 
 class Progress:
@@ -93,15 +95,20 @@ def compare_once(job: Job, case: dict[str, Any]) -> dict[str, float]:
     }
 
 
+def longest_call(job: Job, operation: str) -> float:
+    """Seconds of one call on the longest sequence, while nothing disturbs it."""
+    shape = sized(SHAPE, tokens=job.growth_tokens[-1])
+    (row,) = job.program.bench("--op", operation, "--shape", shape_text(shape))["sequences"]
+    return float(row["seconds"]["fastest"])
+
+
 def growth_once(job: Job, operation: str, growth: dict[str, Any]) -> None:
-    """One turn per length, each right after one of the shortest."""
-    shortest, *longer = job.growth_tokens
-    for count in longer:
-        options = ["--op", operation, "--shape", shape_text(SHAPE), "--tokens", f"{shortest},{count}"]
-        rows = job.program.bench(*options)["sequences"]
-        growth["turns"].append({str(row["tokens"]): row["seconds"] for row in rows})
-        shares = {str(row["tokens"]): row["scratch_bytes"] / row["tensor_bytes"] for row in rows}
-        growth["scratch_share"] |= shares
+    """One turn for all lengths. A sample of any of them is as long as a call on the longest."""
+    tokens = ",".join(str(count) for count in job.growth_tokens)
+    options = ["--op", operation, "--shape", shape_text(SHAPE), "--tokens", tokens]
+    rows = job.program.bench(*options, "--sample-time", f"{growth['sample_seconds']:.3g}")["sequences"]
+    growth["turns"].append({str(row["tokens"]): row["seconds"] for row in rows})
+    growth["scratch_share"] = {str(row["tokens"]): row["scratch_bytes"] / row["tensor_bytes"] for row in rows}
 
 
 def step_once(job: Job, batch: int) -> dict[str, float]:
@@ -143,7 +150,9 @@ def measure(job: Job) -> dict[str, Any]:
     say = Progress()
     facts = about(job)
     cases = compare_cases(job, say)
-    growth: dict[str, Any] = {operation: {"turns": [], "scratch_share": {}} for operation in targets.OPERATIONS}
+    growth: dict[str, Any] = {
+        operation: {"turns": [], "sample_seconds": longest_call(job, operation)} for operation in targets.OPERATIONS
+    }
     steps: list[dict[str, Any]] = [{"batch": batch, "rounds": []} for batch in STEP_BATCHES]
     for number in range(1, job.rounds + 1):
         for case in cases:
@@ -151,7 +160,8 @@ def measure(job: Job) -> dict[str, Any]:
             case["rounds"].append(compare_once(job, case))
         for operation in targets.OPERATIONS:
             say(f"round {number} of {job.rounds}: growth with T, {operation}")
-            growth_once(job, operation, growth[operation])
+            for _ in range(job.growth_turns):
+                growth_once(job, operation, growth[operation])
         for step in steps:
             say(f"round {number} of {job.rounds}: step, batch {step['batch']}")
             step["rounds"].append(step_once(job, step["batch"]))
@@ -207,6 +217,7 @@ def main() -> None:
         rounds=1 if arguments.quick else arguments.rounds,
         compare_tokens=targets.JUDGED_TOKENS[:1] if arguments.quick else COMPARE_TOKENS,
         growth_tokens=GROWTH_TOKENS[:2] if arguments.quick else GROWTH_TOKENS,
+        growth_turns=1 if arguments.quick else GROWTH_TURNS,
     )
     for verdict in write(measure(job), arguments.out):
         print(f"{verdict.word:<6}  {verdict.what}: {verdict.measured} ({verdict.target})")

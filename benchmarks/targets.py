@@ -44,8 +44,7 @@ def speedup(rounds: list[dict[str, Any]]) -> float:
 
 def fastest(turns: list[dict[str, dict[str, float]]]) -> dict[int, float]:
     """Seconds by length, shortest first: the fastest sample of all turns. Whatever else a machine does makes a call
-    slower, never faster; and it reaches a call of a second far more often than one of milliseconds, so that the median
-    of a long call says more about the machine than that of a short one."""
+    slower, never faster. Samples of all lengths take the same time, so that none of them slips through more often."""
     found: dict[int, float] = {}
     for turn in turns:
         for key, seconds in turn.items():

@@ -35,7 +35,7 @@ analysis::Accelerator measure_here() {
   constexpr std::size_t bytes = std::size_t{256} << 20;
   const int threads = resolved_threads({});
   const Copy copy(bytes, threads, Device::cpu);
-  const double seconds = measure({[&copy] { copy(); }}, min_time).front().median;
+  const double seconds = measure({[&copy] { copy(); }}, {min_time}).front().median;
   return {.name = here,
           .year = 0,
           .flops = measure_products(threads, min_time).flops_per_second,

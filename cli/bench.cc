@@ -41,7 +41,7 @@ int bench(BenchOptions options) {
   if (on_gpu) cuda::check_available();
   if (on_gpu && options.gemm) throw UsageError("tfla: --gemm times the BLAS of the CPU; it takes --device cpu");
   if (options.gemm) check_blas();
-  if (options.min_time == 0) options.min_time = options.quick ? quick_min_time : usual_min_time;
+  if (options.times.all == 0) options.times.all = options.quick ? quick_min_time : usual_min_time;
   const int threads = resolved_threads(options.common.execution);
   JsonFile file(options.json);
   const BenchResult result = run_bench(options);
@@ -79,7 +79,9 @@ Command add_bench(CLI::App& program) {
   add("--formulation", "NAME,...", "chunkwise, parallel, recurrent (default all; recurrent has no training)",
       [&o](Text option, Text text) { o.formulations = parse_formulations(option, text); });
   add("--min-time", "SECONDS", "time spent on each row (default 0.5; quick 0.1)",
-      [&o](Text option, Text text) { o.min_time = parse_seconds(option, text); });
+      [&o](Text option, Text text) { o.times.all = parse_seconds(option, text); });
+  add("--sample-time", "SECONDS", "a sample is so many calls as take that long (default 0.005)",
+      [&o](Text option, Text text) { o.times.sample = parse_seconds(option, text); });
   app->add_flag("--gemm", o.gemm, "also time one large float32 matrix product of OpenBLAS on every thread");
   add_common_options(*app, o.common);
   add("--json", "FILE", "write every row to this file", [&o](Text, Text text) { o.json = text; });

@@ -26,7 +26,7 @@ struct BenchOptions {
   bool forward = true;
   bool training = true;
   bool step = true;
-  double min_time = 0;  // 0: depends on quick
+  MeasureTimes times;  // of each row; all of them zero: depends on quick
   std::string json;
 };
 

@@ -106,7 +106,7 @@ double error_of_h(MlstmShape shape, const MlstmOptions& options, const Execution
 
 // Times call(stream), and `other` in turn with it where there is one. On a GPU the call is recorded and replayed: what
 // remains is the time of its kernels.
-std::vector<Timing> time_calls(const std::function<void(void*)>& call, Device device, double min_time,
+std::vector<Timing> time_calls(const std::function<void(void*)>& call, Device device, MeasureTimes times,
                                const std::function<void()>& other) {
   std::optional<cuda::Recording> recorded;
   std::vector<std::function<void()>> calls = {[&] { call(nullptr); }};
@@ -115,7 +115,7 @@ std::vector<Timing> time_calls(const std::function<void(void*)>& call, Device de
     calls[0] = [&] { recorded->replay(); };
   }
   if (other) calls.push_back(other);
-  return measure(calls, min_time, [device] {
+  return measure(calls, times, [device] {
     if (device == Device::cuda) cuda::synchronize();
   });
 }
@@ -148,7 +148,7 @@ SequenceRow time_sequence(const Workload& workload, const Variant& variant, cons
     const cuda::Recording recorded(call);
     row.burst = measure_burst([&] { return recorded.replay_seconds(); });
   }
-  row.timing = time_calls(call, execution.device, options.min_time, {}).front();
+  row.timing = time_calls(call, execution.device, options.times, {}).front();
   row.scratch_bytes += saved.size();
   return row;
 }
@@ -166,7 +166,7 @@ StepRow time_step(const MlstmShape& shape, InputGate gate, const BenchOptions& o
   const auto call = [&](void* stream) {
     for (int x = 0; x < together; ++x) step(args, row.plan, scratch.span(), stream);
   };
-  const std::vector<Timing> timings = time_calls(call, device, options.min_time, [&copy] { copy(); });
+  const std::vector<Timing> timings = time_calls(call, device, options.times, [&copy] { copy(); });
   row.timing = timings[0].per(together);
   row.copy = timings[1];
   row.traffic = 2.0 * static_cast<double>(workload.state_bytes());
@@ -204,7 +204,7 @@ BenchResult run_bench(const BenchOptions& options) {
   BenchResult result;
   if (options.gemm) {
     progress.start("matrix product");
-    result.products = measure_products(resolved_threads(options.common.execution), options.min_time);
+    result.products = measure_products(resolved_threads(options.common.execution), options.times.all);
     progress.done();
   }
   std::map<std::tuple<DType, InputGate, Formulation>, double> errors;

@@ -62,7 +62,7 @@ ProductRate measure_products(int threads, double min_time) {
       blas_product(product_size, mine.a.data(), mine.b.data(), mine.out.data());
     });
   };
-  const Timing timing = measure({multiply}, min_time).front();
+  const Timing timing = measure({multiply}, {min_time}).front();
   constexpr double size = product_size;
   return {blas_name(), product_size, threads * 2 * size * size * size / timing.median};
 }

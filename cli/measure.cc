@@ -10,7 +10,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr double shortest_sample = 5e-3;  // far above the clock's resolution and a thread's wake-up
 constexpr int fewest_rounds = 5;
 constexpr int fewest_slow_rounds = 3;  // when a single call takes longer than the whole time asked for
 constexpr int most_calls_per_sample = 100000;
@@ -27,15 +26,15 @@ double seconds_of(const Call& call, const Call& finish, int times) {
 
 // Warms caches and threads up, and finds how many calls fill a sample. The first call may be slower than all others;
 // one that is longer than the time asked for needs no second to know that a sample is one call.
-int warm_up(const Call& call, const Call& finish, double min_time) {
+int warm_up(const Call& call, const Call& finish, MeasureTimes times) {
   double once = seconds_of(call, finish, 1);
-  if (once < min_time) once = seconds_of(call, finish, 1);
-  for (double spent = once; spent < min_time / 10;) {
+  if (once < times.all) once = seconds_of(call, finish, 1);
+  for (double spent = once; spent < times.all / 10;) {
     const double seconds = seconds_of(call, finish, 1);
     once = std::min(once, seconds);
     spent += seconds;
   }
-  const double calls = std::ceil(shortest_sample / std::max(once, 1e-9));
+  const double calls = std::ceil(times.sample / std::max(once, 1e-9));
   return static_cast<int>(std::clamp(calls, 1.0, static_cast<double>(most_calls_per_sample)));
 }
 
@@ -74,11 +73,11 @@ Timing measure_burst(const std::function<double()>& timed_call) {
   return summarize(std::move(samples), 1);
 }
 
-std::vector<Timing> measure(const std::vector<Call>& calls, double min_time, const Call& finish) {
+std::vector<Timing> measure(const std::vector<Call>& calls, MeasureTimes times, const Call& finish) {
   std::vector<int> per_sample;
-  for (const auto& call : calls) per_sample.push_back(warm_up(call, finish, min_time));
+  for (const auto& call : calls) per_sample.push_back(warm_up(call, finish, times));
   std::vector<std::vector<double>> samples(calls.size());
-  const double wanted = min_time * static_cast<double>(calls.size());
+  const double wanted = times.all * static_cast<double>(calls.size());
   double spent = 0;
   for (int round = 0;; ++round) {
     const int fewest = spent > 4 * wanted ? fewest_slow_rounds : fewest_rounds;

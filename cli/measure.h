@@ -26,10 +26,16 @@ struct Timing {
 
 [[nodiscard]] nlohmann::ordered_json to_json(const Timing& timing);
 
-// Times each of the calls for at least `min_time` seconds, taking their samples in turn, so that whatever else the
-// machine does in the meantime meets all of them. finish() waits for calls that return before they are done.
+struct MeasureTimes {  // seconds
+  double all = 0;        // for each of the calls, at least
+  double sample = 5e-3;  // a sample is so many calls as take at least that long: here far above the clock's resolution
+                         // and a thread's wake-up
+};
+
+// Times each of the calls, taking their samples in turn, so that whatever else the machine does in the meantime meets
+// all of them. finish() waits for calls that return before they are done.
 [[nodiscard]] std::vector<Timing> measure(
-    const std::vector<std::function<void()>>& calls, double min_time, const std::function<void()>& finish = [] {});
+    const std::vector<std::function<void()>>& calls, MeasureTimes times, const std::function<void()>& finish = [] {});
 
 // A dozen calls after a rest, each timed by itself. A GPU that is busy for longer than some ten milliseconds lowers its
 // clock to stay within its power; what a call takes before that is what it takes among others that need less.

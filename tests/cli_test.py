@@ -99,6 +99,7 @@ class Refusals(ProgramTest):
             (("bench", "--tokens", "0"), "--tokens"),
             (("bench", "--min-time", "0"), "--min-time"),
             (("bench", "--min-time", "nan"), "--min-time"),
+            (("bench", "--sample-time", "0"), "--sample-time"),
             (("explain", "--shape", "1,2,3"), "B,T,H,dqk,dhv"),
             (("explain", "--shape", "1,-2048,4,128,256"), "T of --shape"),
             (("explain", "--shape", "1,2048,4,0,256"), "dqk of --shape"),
@@ -195,6 +196,15 @@ class Bench(ProgramTest):
             self.assertLessEqual(row["seconds"]["lower_quartile"], row["seconds"]["upper_quartile"])
             self.assertLess(row["error_h"], 1e-5)
             self.assertEqual([plan["operation"] for plan in row["plans"]], ["forward", "backward"])
+
+    def test_longer_samples_have_more_calls(self) -> None:
+        path = self.directory / "bench.json"
+        options = ("--op", "forward", "--formulation", "chunkwise", "--gate", "exp", "--json", str(path))
+        calls = []
+        for seconds in ("0.001", "0.1"):
+            self.assert_done("bench", *options, "--sample-time", seconds, *SMALL)
+            calls.append(self.written_json("bench.json")["sequences"][0]["seconds"]["calls_per_sample"])
+        self.assertGreater(calls[1], 3 * calls[0])  # a hundred times as many on a machine that keeps its speed
 
     def test_step(self) -> None:
         self.assert_done("bench", *STEP, "--json", str(self.directory / "bench.json"))
