@@ -32,7 +32,7 @@ GROWTH_TURNS = 3
 TURN = 0.2
 
 EXAMPLES = """examples:
-  benchmarks/compare_cpu.py                           everything, ten to fifteen minutes on two cores
+  benchmarks/compare_cpu.py                           everything, twenty to twenty-five minutes on two cores
   benchmarks/compare_cpu.py --quick --out /tmp/bench  one short round, to see that it works
   benchmarks/compare_cpu.py --rounds 9 --threads 1    more rounds, one thread on both sides
 """
