@@ -170,9 +170,9 @@ class Bench:
         with torch.no_grad():
             dh = self.tensors["h"]
             operators = {
-                "forward, no gradient": lambda: library.forward._op(*self.inputs),
-                "forward": lambda: library.forward_with_rows._op(*self.inputs),
-                "backward": lambda: library.backward._op(dh, None, None, None, *self.inputs),
+                "forward, no gradient": lambda: library.forward_alone._op(*self.inputs),
+                "forward": lambda: library.forward_with_rows_alone._op(*self.inputs),
+                "backward": lambda: library.backward_alone._op(dh, None, *self.inputs),
                 "step": lambda: library.step_alone._op(*self.inputs, *self.state),
             }
             with torch._C._AutoDispatchBelowAutograd():

@@ -12,7 +12,7 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <tuple>
+#include <utility>
 
 #include "tfla/tfla.h"
 #include "torch_tensor.h"
@@ -21,7 +21,7 @@ namespace {
 
 using tfla::InvalidArgument;
 using tfla::binding::codes;
-using tfla::binding::MaybeTensor;
+using tfla::binding::Owned;
 using tfla::binding::Place;
 using tfla::binding::Tensor;
 using tfla::binding::TensorRef;
@@ -31,19 +31,6 @@ using tfla::binding::Views;
 template <class Enumeration>
 Enumeration enumerator(std::int64_t value) {
   return static_cast<Enumeration>(value < 0 || value > 255 ? 255 : value);
-}
-
-tfla::MlstmOptions options_of(std::int64_t gate, std::int64_t normalizer, double eps, std::optional<double> qk_scale,
-                              std::optional<double> soft_cap, bool exact_normalizer_grad, std::int64_t chunk_size,
-                              std::int64_t formulation) {
-  return {.gate = enumerator<tfla::InputGate>(gate),
-          .normalizer = enumerator<tfla::Normalizer>(normalizer),
-          .eps = eps,
-          .qk_scale = qk_scale,
-          .soft_cap = soft_cap,
-          .exact_normalizer_grad = exact_normalizer_grad,
-          .chunk_size = chunk_size,
-          .formulation = enumerator<tfla::Formulation>(formulation)};
 }
 
 // The plan from shapes alone, so that arguments are validated once, when they are run. Where they are not of the kind a
@@ -85,7 +72,7 @@ class Scratch {
       cuda_ = true;
     } else if (cuda || bytes > kept_bytes) {
       tensor_ = place.empty(codes().bytes, {static_cast<std::int64_t>(bytes)});
-      memory_ = static_cast<std::byte*>(tensor_->mutable_data_ptr());
+      memory_ = static_cast<std::byte*>(TensorRef(tensor_).mutable_data());
     } else {
       thread_local const std::unique_ptr<Kept> kept(new Kept);
       memory_ = kept->bytes.data();
@@ -108,7 +95,7 @@ class Scratch {
   std::size_t bytes_;
   std::byte* memory_ = nullptr;
   bool cuda_ = false;
-  MaybeTensor tensor_;
+  Owned tensor_;
 };
 
 template <class Args>
@@ -124,145 +111,199 @@ void run(tfla::Operation operation, const Args& args, const Place& place,
   run(plan_of(operation, args, place), args, place, function);
 }
 
-// Gradients arrive in any strides; tfla reads rows.
-Tensor with_rows(const Tensor& tensor) {
-  const std::int64_t last = tensor.dim() - 1;
-  return last < 0 || tensor.stride(last) == 1 ? tensor : torch::stable::contiguous(tensor);
-}
-MaybeTensor with_rows(const MaybeTensor& tensor) { return tensor ? MaybeTensor(with_rows(*tensor)) : tensor; }
+// Arguments of an operator, one after the other.
+class Arguments {
+ public:
+  explicit Arguments(const StableIValue* stack) : next_(stack) {}
 
-tfla::MlstmForward forward_args(const Views& views, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i,
-                                const Tensor& f, const MaybeTensor& C, const MaybeTensor& n, const MaybeTensor& m,
-                                const MaybeTensor& cu_seqlens, const Tensor& h, const tfla::MlstmOptions& options) {
+  template <class Value>
+  Value take() {
+    return torch::stable::detail::to<Value>(*next_++);
+  }
+  Owned tensor() { return Owned(take<AtenTensorHandle>()); }
+  Owned maybe_tensor() { return Owned(take<std::optional<AtenTensorHandle>>().value_or(nullptr)); }
+
+ private:
+  const StableIValue* next_;
+};
+
+// Results, over the arguments, which have been taken by then.
+template <class... Tensors>
+void give(StableIValue* stack, Tensors... results) {
+  ((*stack++ = torch::stable::detail::from<AtenTensorHandle>(results.release())), ...);
+}
+
+// Gradients arrive in any strides; tfla reads rows.
+Owned with_rows(Owned tensor) {
+  if (!tensor) return tensor;
+  const std::int64_t rank = TensorRef(tensor).rank();
+  if (rank == 0 || TensorRef(tensor).strides()[rank - 1] == 1) return tensor;
+  const Tensor rows = torch::stable::contiguous(Tensor(tensor.release()));
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(rows.get(), &handle));
+  return Owned(handle);
+}
+
+// The options that sequences and steps have in common.
+void take_family(Arguments& given, bool& head_first, tfla::MlstmOptions& options) {
+  options.gate = enumerator<tfla::InputGate>(given.take<std::int64_t>());
+  options.normalizer = enumerator<tfla::Normalizer>(given.take<std::int64_t>());
+  head_first = given.take<bool>();
+  options.eps = given.take<double>();
+  options.qk_scale = given.take<std::optional<double>>();
+  options.soft_cap = given.take<std::optional<double>>();
+}
+
+struct Sequence {
+  Owned q, k, v, i, f, C, n, m, cu_seqlens;
+  bool head_first = false;
+  tfla::MlstmOptions options;
+};
+
+// Every argument of an operator costs host time, one at its default too. So each operator that is called often has a
+// form with nothing but its tensors.
+enum class Form : std::uint8_t { whole, alone };
+
+Sequence take_sequence(Arguments& given, Form form) {
+  Sequence s;
+  for (Owned* tensor : {&s.q, &s.k, &s.v, &s.i, &s.f}) *tensor = given.tensor();
+  if (form == Form::alone) return s;
+  for (Owned* tensor : {&s.C, &s.n, &s.m, &s.cu_seqlens}) *tensor = given.maybe_tensor();
+  take_family(given, s.head_first, s.options);
+  s.options.exact_normalizer_grad = given.take<bool>();
+  s.options.chunk_size = given.take<std::int64_t>();
+  s.options.formulation = enumerator<tfla::Formulation>(given.take<std::int64_t>());
+  return s;
+}
+
+tfla::MlstmForward forward_args(const Views& views, const Sequence& s, const Owned& h) {
   return {
-      .q = views.input("q", q),
-      .k = views.input("k", k),
-      .v = views.input("v", v),
-      .i = views.input("i", i),
-      .f = views.input("f", f),
+      .q = views.input("q", s.q),
+      .k = views.input("k", s.k),
+      .v = views.input("v", s.v),
+      .i = views.input("i", s.i),
+      .f = views.input("f", s.f),
       .h = views.output("h", h),
-      .initial_state = {views.plain("initial_state.C", C), views.plain("initial_state.n", n),
-                        views.plain("initial_state.m", m)},
-      .cu_seqlens = views.plain("cu_seqlens", cu_seqlens),
-      .options = options,
+      .initial_state = {views.plain("initial_state.C", s.C), views.plain("initial_state.n", s.n),
+                        views.plain("initial_state.m", s.m)},
+      .cu_seqlens = views.plain("cu_seqlens", s.cu_seqlens),
+      .options = s.options,
   };
 }
 
-Tensor mlstm(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f, const MaybeTensor& C,
-             const MaybeTensor& n, const MaybeTensor& m, const MaybeTensor& cu_seqlens, std::int64_t gate,
-             std::int64_t normalizer, bool head_first, double eps, std::optional<double> qk_scale,
-             std::optional<double> soft_cap, bool exact_normalizer_grad, std::int64_t chunk_size,
-             std::int64_t formulation) {
-  const Place place(q);
-  const Tensor h = place.empty_like("v", v);
-  const auto options =
-      options_of(gate, normalizer, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size, formulation);
-  const auto args = forward_args(Views(place, head_first), q, k, v, i, f, C, n, m, cu_seqlens, h, options);
+template <Form Which>
+void mlstm(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*outputs*/) {
+  Arguments given(stack);
+  const Sequence s = take_sequence(given, Which);
+  const Place place(s.q);
+  Owned h = place.empty_like("v", s.v);
+  const auto args = forward_args(Views(place, s.head_first), s, h);
   run<tfla::MlstmForward>(tfla::Operation::forward, args, place, tfla::forward);
-  return h;
+  give(stack, std::move(h));
 }
 
 // The same with what backward would compute again: h, rows.
-std::tuple<Tensor, Tensor> mlstm_with_rows(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i,
-                                           const Tensor& f, const MaybeTensor& C, const MaybeTensor& n,
-                                           const MaybeTensor& m, const MaybeTensor& cu_seqlens, std::int64_t gate,
-                                           std::int64_t normalizer, bool head_first, double eps,
-                                           std::optional<double> qk_scale, std::optional<double> soft_cap,
-                                           bool exact_normalizer_grad, std::int64_t chunk_size,
-                                           std::int64_t formulation) {
-  const Place place(q);
-  const Tensor h = place.empty_like("v", v);
-  auto options = options_of(gate, normalizer, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size, formulation);
-  options.keep_rows = true;
-  auto args = forward_args(Views(place, head_first), q, k, v, i, f, C, n, m, cu_seqlens, h, options);
+template <Form Which>
+void mlstm_with_rows(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*outputs*/) {
+  Arguments given(stack);
+  Sequence s = take_sequence(given, Which);
+  s.options.keep_rows = true;
+  const Place place(s.q);
+  Owned h = place.empty_like("v", s.v);
+  auto args = forward_args(Views(place, s.head_first), s, h);
   const tfla::Plan plan = plan_of(tfla::Operation::forward, args, place);
-  const Tensor rows = place.empty(codes().bytes, {static_cast<std::int64_t>(plan.saved_bytes)});
-  args.saved = {static_cast<std::byte*>(rows.mutable_data_ptr()), plan.saved_bytes};
+  Owned rows = place.empty(codes().bytes, {static_cast<std::int64_t>(plan.saved_bytes)});
+  args.saved = {static_cast<std::byte*>(TensorRef(rows).mutable_data()), plan.saved_bytes};
   run<tfla::MlstmForward>(plan, args, place, tfla::forward);
-  return {h, rows};
+  give(stack, std::move(h), std::move(rows));
 }
 
 // The same with the last state: h, C, n, m.
-std::tuple<Tensor, Tensor, Tensor, Tensor> mlstm_with_state(
-    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f, const MaybeTensor& C,
-    const MaybeTensor& n, const MaybeTensor& m, const MaybeTensor& cu_seqlens, std::int64_t gate,
-    std::int64_t normalizer, bool head_first, double eps, std::optional<double> qk_scale,
-    std::optional<double> soft_cap, bool exact_normalizer_grad, std::int64_t chunk_size, std::int64_t formulation) {
-  const Place place(q);
-  const Views views(place, head_first);
-  const Tensor h = place.empty_like("v", v);
-  const auto options =
-      options_of(gate, normalizer, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size, formulation);
-  auto args = forward_args(views, q, k, v, i, f, C, n, m, cu_seqlens, h, options);
+void mlstm_with_state(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*outputs*/) {
+  Arguments given(stack);
+  const Sequence s = take_sequence(given, Form::whole);
+  const Place place(s.q);
+  const Views views(place, s.head_first);
+  Owned h = place.empty_like("v", s.v);
+  auto args = forward_args(views, s, h);
   const std::int64_t states = args.cu_seqlens.given() ? args.cu_seqlens.shape[0] - 1 : args.v.shape[0];
   if (states < 0) throw InvalidArgument("tfla: cu_seqlens is empty; it must hold at least the 0 it begins with");
   const std::int64_t heads = args.v.shape[2];
   const std::int64_t dqk = args.q.shape[3];
   const std::int32_t dtype = args.q.dtype == tfla::DType::float64 ? codes().float64 : codes().float32;
-  const Tensor last_C = place.empty(dtype, {states, heads, dqk, args.v.shape[3]});
-  const Tensor last_n = place.empty(dtype, {states, heads, dqk});
-  const Tensor last_m = place.empty(dtype, {states, heads});
+  Owned last_C = place.empty(dtype, {states, heads, dqk, args.v.shape[3]});
+  Owned last_n = place.empty(dtype, {states, heads, dqk});
+  Owned last_m = place.empty(dtype, {states, heads});
   args.last_state = {views.in_place("last_state.C", last_C), views.in_place("last_state.n", last_n),
                      views.in_place("last_state.m", last_m)};
   run<tfla::MlstmForward>(tfla::Operation::forward, args, place, tfla::forward);
-  return {h, last_C, last_n, last_m};
+  give(stack, std::move(h), std::move(last_C), std::move(last_n), std::move(last_m));
 }
 
 // The recurrent formulation has no backward of its own: the gradient of the same function is computed chunkwise.
-std::int64_t differentiable(std::int64_t formulation) {
-  constexpr auto recurrent = static_cast<std::int64_t>(tfla::Formulation::recurrent);
-  return formulation == recurrent ? static_cast<std::int64_t>(tfla::Formulation::chunkwise) : formulation;
+tfla::Formulation differentiable(tfla::Formulation formulation) {
+  return formulation == tfla::Formulation::recurrent ? tfla::Formulation::chunkwise : formulation;
 }
 
-using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
-
-// rows: as mlstm_with_rows left them, or none.
-Gradients mlstm_backward(const Tensor& dh, const MaybeTensor& dC, const MaybeTensor& dn, const MaybeTensor& rows,
-                         const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& i, const Tensor& f,
-                         const MaybeTensor& C, const MaybeTensor& n, const MaybeTensor& m,
-                         const MaybeTensor& cu_seqlens, std::int64_t gate, std::int64_t normalizer, bool head_first,
-                         double eps, std::optional<double> qk_scale, std::optional<double> soft_cap,
-                         bool exact_normalizer_grad, std::int64_t chunk_size, std::int64_t formulation) {
-  const Place place(q);
-  const Views views(place, head_first);
-  const Tensor dh_rows = with_rows(dh);
-  const MaybeTensor dC_rows = with_rows(dC);
-  const MaybeTensor dn_rows = with_rows(dn);
-  const Tensor dq = place.empty_like("q", q);
-  const Tensor dk = place.empty_like("k", k);
-  const Tensor dv = place.empty_like("v", v);
-  const Tensor di = place.empty_like("i", i);
-  const Tensor df = place.empty_like("f", f);
-  const Tensor dC0 = C ? place.empty_like("initial_state.C", *C) : place.nothing();
-  const Tensor dn0 = n ? place.empty_like("initial_state.n", *n) : place.nothing();
+// dh, dC, dn, rows, then what forward takes; without what follows its tensors, dC and dn there is no gradient of a
+// state. rows: as mlstm_with_rows left them, or none.
+template <Form Which>
+void mlstm_backward(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*outputs*/) {
+  Arguments given(stack);
+  const Owned dh = with_rows(given.tensor());
+  Owned dC, dn;
+  if constexpr (Which == Form::whole) {
+    dC = with_rows(given.maybe_tensor());
+    dn = with_rows(given.maybe_tensor());
+  }
+  const Owned rows = given.maybe_tensor();
+  Sequence s = take_sequence(given, Which);
+  s.options.formulation = differentiable(s.options.formulation);
+  const Place place(s.q);
+  const Views views(place, s.head_first);
+  Owned dq = place.empty_like("q", s.q);
+  Owned dk = place.empty_like("k", s.k);
+  Owned dv = place.empty_like("v", s.v);
+  Owned di = place.empty_like("i", s.i);
+  Owned df = place.empty_like("f", s.f);
   tfla::MlstmBackward args{
-      .q = views.input("q", q),
-      .k = views.input("k", k),
-      .v = views.input("v", v),
-      .i = views.input("i", i),
-      .f = views.input("f", f),
-      .dh = views.input("dh", dh_rows),
+      .q = views.input("q", s.q),
+      .k = views.input("k", s.k),
+      .v = views.input("v", s.v),
+      .i = views.input("i", s.i),
+      .f = views.input("f", s.f),
+      .dh = views.input("dh", dh),
       .dq = views.output("dq", dq),
       .dk = views.output("dk", dk),
       .dv = views.output("dv", dv),
       .di = views.output("di", di),
       .df = views.output("df", df),
-      .initial_state = {views.plain("initial_state.C", C), views.plain("initial_state.n", n),
-                        views.plain("initial_state.m", m)},
-      .dlast_state = {views.plain("dlast_state.C", dC_rows), views.plain("dlast_state.n", dn_rows)},
-      .cu_seqlens = views.plain("cu_seqlens", cu_seqlens),
-      .options = options_of(gate, normalizer, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size,
-                            differentiable(formulation)),
+      .initial_state = {views.plain("initial_state.C", s.C), views.plain("initial_state.n", s.n),
+                        views.plain("initial_state.m", s.m)},
+      .dlast_state = {views.plain("dlast_state.C", dC), views.plain("dlast_state.n", dn)},
+      .cu_seqlens = views.plain("cu_seqlens", s.cu_seqlens),
+      .options = s.options,
   };
-  if (C) args.dinitial_state.C = views.in_place("dinitial_state.C", dC0);
-  if (n) args.dinitial_state.n = views.in_place("dinitial_state.n", dn0);
   if (rows) {
-    place.check("rows", *rows);
+    const TensorRef kept = rows;
+    place.check("rows", kept);
     args.options.keep_rows = true;
-    args.saved = {static_cast<const std::byte*>(rows->const_data_ptr()), static_cast<std::size_t>(rows->numel())};
+    args.saved = {static_cast<const std::byte*>(kept.data()), static_cast<std::size_t>(kept.count())};
   }
-  run<tfla::MlstmBackward>(tfla::Operation::backward, args, place, tfla::backward);
-  return {dq, dk, dv, di, df, dC0, dn0};
+  if constexpr (Which == Form::alone) {
+    run<tfla::MlstmBackward>(tfla::Operation::backward, args, place, tfla::backward);
+    give(stack, std::move(dq), std::move(dk), std::move(dv), std::move(di), std::move(df));
+  } else {
+    const auto gradient = [&](const char* name, const Owned& state) {
+      return state ? place.empty_like(name, state) : place.empty(codes().float32, {0});
+    };
+    Owned dC0 = gradient("initial_state.C", s.C), dn0 = gradient("initial_state.n", s.n);
+    if (s.C) args.dinitial_state.C = views.in_place("dinitial_state.C", dC0);
+    if (s.n) args.dinitial_state.n = views.in_place("dinitial_state.n", dn0);
+    run<tfla::MlstmBackward>(tfla::Operation::backward, args, place, tfla::backward);
+    give(stack, std::move(dq), std::move(dk), std::move(dv), std::move(di), std::move(df), std::move(dC0),
+         std::move(dn0));
+  }
 }
 
 // One token as (B,H,D) or (B,H) becomes a token axis of one.
@@ -278,64 +319,45 @@ View with_token_axis(View view) {
   return view;
 }
 
-// A step is called for every token, so its tensors stay handles: torch::stable::Tensor puts a shared pointer with a
-// count of its own around each. What a kernel finds on the stack is its own, to be freed here.
-struct Free {
-  void operator()(AtenTensorHandle handle) const { (void)aoti_torch_delete_tensor_object(handle); }
-};
-using Owned = std::unique_ptr<AtenTensorOpaque, Free>;
-
-struct StepTensors {
+struct Step {
   Owned q, k, v, i, f, C, n, m, slots;
+  bool head_first = false;
+  tfla::MlstmOptions options;
 };
 
-StableIValue step(const StepTensors& given, bool head_first, const tfla::MlstmOptions& options) {
-  const TensorRef q = given.q.get();
+Step take_step(Arguments& given, Form form) {
+  Step s;
+  for (Owned* tensor : {&s.q, &s.k, &s.v, &s.i, &s.f, &s.C, &s.n, &s.m}) *tensor = given.tensor();
+  if (form == Form::alone) return s;
+  s.slots = given.maybe_tensor();
+  take_family(given, s.head_first, s.options);
+  return s;
+}
+
+template <Form Which>
+void mlstm_step(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*outputs*/) {
+  Arguments given(stack);
+  const Step s = take_step(given, Which);
+  const TensorRef q = s.q;
   const Place place(q);
   const bool one_token = q.rank() == 3;
-  const Views views(place, head_first && !one_token);
+  const Views views(place, s.head_first && !one_token);
   const auto tokens = [&](auto view) { return one_token ? with_token_axis(view) : view; };
-  Owned h(place.new_empty_like("v", given.v.get()));
+  Owned h = place.empty_like("v", s.v);
   const tfla::MlstmStep args{
       .q = tokens(views.input("q", q)),
-      .k = tokens(views.input("k", given.k.get())),
-      .v = tokens(views.input("v", given.v.get())),
-      .i = tokens(views.input("i", given.i.get())),
-      .f = tokens(views.input("f", given.f.get())),
-      .h = tokens(views.output("h", h.get())),
-      .state = {views.in_place("state.C", given.C.get()), views.in_place("state.n", given.n.get()),
-                views.in_place("state.m", given.m.get())},
-      .slots = given.slots ? views.plain("slots", TensorRef(given.slots.get())) : tfla::TensorView(),
-      .options = options,
+      .k = tokens(views.input("k", s.k)),
+      .v = tokens(views.input("v", s.v)),
+      .i = tokens(views.input("i", s.i)),
+      .f = tokens(views.input("f", s.f)),
+      .h = tokens(views.output("h", h)),
+      .state = {views.in_place("state.C", s.C), views.in_place("state.n", s.n),
+                views.in_place("state.m", s.m)},
+      .slots = views.plain("slots", s.slots),
+      .options = s.options,
   };
   run<tfla::MlstmStep>(tfla::Operation::step, args, place, tfla::step);
-  return torch::stable::detail::from<AtenTensorHandle>(h.release());
-}
-
-StepTensors step_tensors(const StableIValue* stack) {
-  using torch::stable::detail::to;
-  const auto next = [&stack] { return Owned(to<AtenTensorHandle>(*stack++)); };
-  return {next(), next(), next(), next(), next(), next(), next(), next(), nullptr};
-}
-constexpr int step_tensor_count = 8;
-
-void mlstm_step(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*outputs*/) {
-  using torch::stable::detail::to;
-  StepTensors given = step_tensors(stack);
-  const StableIValue* option = stack + step_tensor_count;
-  given.slots.reset(to<std::optional<AtenTensorHandle>>(*option++).value_or(nullptr));
-  const auto gate = to<std::int64_t>(*option++);
-  const auto normalizer = to<std::int64_t>(*option++);
-  const auto head_first = to<bool>(*option++);
-  const auto eps = to<double>(*option++);
-  const auto qk_scale = to<std::optional<double>>(*option++);
-  const auto soft_cap = to<std::optional<double>>(*option++);
-  stack[0] = step(given, head_first, options_of(gate, normalizer, eps, qk_scale, soft_cap, false, 0, 0));
-}
-
-// The same with nothing but its tensors: every argument of an operator costs host time, one at its default too.
-void mlstm_step_alone(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*outputs*/) {
-  stack[0] = step(step_tensors(stack), false, {});
+  give(stack, std::move(h));
 }
 
 }  // namespace
@@ -351,28 +373,28 @@ void mlstm_step_alone(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64
 
 STABLE_TORCH_LIBRARY(tfla, library) {
   library.def("mlstm" TFLA_SEQUENCE " -> Tensor");
+  library.def("mlstm.alone(" TFLA_INPUTS ") -> Tensor");
   library.def("mlstm_with_rows" TFLA_SEQUENCE " -> (Tensor, Tensor)");
+  library.def("mlstm_with_rows.alone(" TFLA_INPUTS ") -> (Tensor, Tensor)");
   library.def("mlstm_with_state" TFLA_SEQUENCE " -> (Tensor, Tensor, Tensor, Tensor)");
   library.def("mlstm_backward(Tensor dh, Tensor? dC, Tensor? dn, Tensor? rows, " TFLA_INPUTS TFLA_INITIAL TFLA_FAMILY
                   TFLA_TRAINING ") -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  library.def("mlstm_backward.alone(Tensor dh, Tensor? rows, " TFLA_INPUTS
+              ") -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   library.def("mlstm_step(" TFLA_INPUTS TFLA_STATE ", Tensor? slots=None" TFLA_FAMILY ") -> Tensor");
   library.def("mlstm_step.alone(" TFLA_INPUTS TFLA_STATE ") -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(tfla, CPU, library) {
-  library.impl("mlstm", TORCH_BOX(&mlstm));
-  library.impl("mlstm_with_rows", TORCH_BOX(&mlstm_with_rows));
-  library.impl("mlstm_with_state", TORCH_BOX(&mlstm_with_state));
-  library.impl("mlstm_backward", TORCH_BOX(&mlstm_backward));
-  library.impl("mlstm_step", mlstm_step);
-  library.impl("mlstm_step.alone", mlstm_step_alone);
-}
+#define TFLA_KERNELS(library)                                                 \
+  (library).impl("mlstm", mlstm<Form::whole>);                                 \
+  (library).impl("mlstm.alone", mlstm<Form::alone>);                           \
+  (library).impl("mlstm_with_rows", mlstm_with_rows<Form::whole>);             \
+  (library).impl("mlstm_with_rows.alone", mlstm_with_rows<Form::alone>);       \
+  (library).impl("mlstm_with_state", mlstm_with_state);                        \
+  (library).impl("mlstm_backward", mlstm_backward<Form::whole>);               \
+  (library).impl("mlstm_backward.alone", mlstm_backward<Form::alone>);         \
+  (library).impl("mlstm_step", mlstm_step<Form::whole>);                       \
+  (library).impl("mlstm_step.alone", mlstm_step<Form::alone>)
 
-STABLE_TORCH_LIBRARY_IMPL(tfla, CUDA, library) {
-  library.impl("mlstm", TORCH_BOX(&mlstm));
-  library.impl("mlstm_with_rows", TORCH_BOX(&mlstm_with_rows));
-  library.impl("mlstm_with_state", TORCH_BOX(&mlstm_with_state));
-  library.impl("mlstm_backward", TORCH_BOX(&mlstm_backward));
-  library.impl("mlstm_step", mlstm_step);
-  library.impl("mlstm_step.alone", mlstm_step_alone);
-}
+STABLE_TORCH_LIBRARY_IMPL(tfla, CPU, library) { TFLA_KERNELS(library); }
+STABLE_TORCH_LIBRARY_IMPL(tfla, CUDA, library) { TFLA_KERNELS(library); }

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -28,7 +29,6 @@ AOTITorchError __attribute__((weak)) aoti_torch_cuda_caching_allocator_raw_delet
 namespace tfla::binding {
 
 using torch::stable::Tensor;
-using MaybeTensor = std::optional<Tensor>;
 
 // Torch's numbers for dtypes and devices.
 struct Codes {
@@ -43,11 +43,17 @@ inline const Codes& codes() {
   return known;
 }
 
+// A tensor of this call, or none. What a kernel finds on its stack is its own. torch::stable::Tensor would put a shared
+// pointer with a count of its own around the handle.
+struct Free {
+  void operator()(AtenTensorHandle handle) const { (void)aoti_torch_delete_tensor_object(handle); }
+};
+using Owned = std::unique_ptr<AtenTensorOpaque, Free>;
+
 // A tensor that somebody else owns.
 class TensorRef {
  public:
-  TensorRef(AtenTensorHandle handle) : handle_(handle) {}     // NOLINT(google-explicit-constructor)
-  TensorRef(const Tensor& tensor) : handle_(tensor.get()) {}  // NOLINT(google-explicit-constructor)
+  TensorRef(const Owned& tensor) : handle_(tensor.get()) {}  // NOLINT(google-explicit-constructor)
 
   [[nodiscard]] std::int64_t rank() const { return read<std::int64_t>(aoti_torch_get_dim); }
   [[nodiscard]] std::int32_t dtype() const { return read<std::int32_t>(aoti_torch_get_dtype); }
@@ -55,6 +61,7 @@ class TensorRef {
   [[nodiscard]] std::int32_t device_index() const { return read<std::int32_t>(aoti_torch_get_device_index); }
   [[nodiscard]] const std::int64_t* sizes() const { return read<std::int64_t*>(aoti_torch_get_sizes); }
   [[nodiscard]] const std::int64_t* strides() const { return read<std::int64_t*>(aoti_torch_get_strides); }
+  [[nodiscard]] std::int64_t count() const { return read<std::int64_t>(aoti_torch_get_numel); }
   [[nodiscard]] const void* data() const { return read<const void*>(torch_get_const_data_ptr); }
   [[nodiscard]] void* mutable_data() const { return read<void*>(torch_get_mutable_data_ptr); }
 
@@ -112,7 +119,16 @@ class Place {
   }
 
   // dtype: as torch counts them.
-  [[nodiscard]] AtenTensorHandle new_empty(std::int32_t dtype, const std::int64_t* shape, std::int64_t rank) const {
+  [[nodiscard]] Owned empty(std::int32_t dtype, std::initializer_list<std::int64_t> shape) const {
+    return empty(dtype, shape.begin(), static_cast<std::int64_t>(shape.size()));
+  }
+  [[nodiscard]] Owned empty_like(const char* name, TensorRef tensor) const {
+    const std::int64_t rank = rank_of(name, tensor);
+    return empty(tensor.dtype(), tensor.sizes(), rank);
+  }
+
+ private:
+  [[nodiscard]] Owned empty(std::int32_t dtype, const std::int64_t* shape, std::int64_t rank) const {
     std::array<std::int64_t, TensorView::max_rank> strides{};
     std::int64_t stride = 1;
     for (std::int64_t axis = rank - 1; axis >= 0; --axis) {
@@ -122,21 +138,9 @@ class Place {
     AtenTensorHandle handle = nullptr;
     TORCH_ERROR_CODE_CHECK(
         aoti_torch_empty_strided(rank, shape, strides.data(), dtype, device_type_, device_index_, &handle));
-    return handle;
+    return Owned(handle);
   }
-  [[nodiscard]] AtenTensorHandle new_empty_like(const char* name, TensorRef tensor) const {
-    const std::int64_t rank = rank_of(name, tensor);
-    return new_empty(tensor.dtype(), tensor.sizes(), rank);
-  }
-  [[nodiscard]] Tensor empty(std::int32_t dtype, std::initializer_list<std::int64_t> shape) const {
-    return Tensor(new_empty(dtype, shape.begin(), static_cast<std::int64_t>(shape.size())));
-  }
-  [[nodiscard]] Tensor empty_like(const char* name, const Tensor& tensor) const {
-    return Tensor(new_empty_like(name, tensor));
-  }
-  [[nodiscard]] Tensor nothing() const { return empty(codes().float32, {0}); }
 
- private:
   std::int32_t device_type_;
   std::int32_t device_index_;
   Execution execution_;
@@ -175,12 +179,10 @@ class Views {
     return ordered(view_of<MutableTensorView>(name, tensor));
   }
   // States, cu_seqlens, slots: the same in both layouts.
-  [[nodiscard]] TensorView plain(const char* name, TensorRef tensor) const {
+  [[nodiscard]] TensorView plain(const char* name, const Owned& tensor) const {
+    if (!tensor) return {};
     place_.check(name, tensor);
     return view_of<TensorView>(name, tensor);
-  }
-  [[nodiscard]] TensorView plain(const char* name, const MaybeTensor& tensor) const {
-    return tensor ? plain(name, TensorRef(*tensor)) : TensorView();
   }
   [[nodiscard]] MutableTensorView in_place(const char* name, TensorRef tensor) const {
     place_.check(name, tensor);

@@ -43,6 +43,9 @@ def opcheck_cases():
         "mlstm_with_state_defaults": (library.forward_with_state, leaves),
         "mlstm_backward_defaults": (library.backward, (dh, None, None, None, *given)),
         "mlstm_step_defaults": (library.step, (*given, *state)),
+        "mlstm_alone": (library.forward_alone, leaves),
+        "mlstm_with_rows_alone": (library.forward_with_rows_alone, leaves),
+        "mlstm_backward_alone": (library.backward_alone, (dh, None, *given)),
         "mlstm_step_alone": (library.step_alone, (*given, *state)),
         "mlstm_step": (library.step, (*given, *state, None, *OPTIONS[:6])),
     }

@@ -28,7 +28,7 @@ def _refuse(ctx: Any, *grads: Tensor | None) -> None:
 
 def _save(ctx: Any, inputs: tuple, rows: Tensor | None = None, last_m: Tensor | None = None) -> None:
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(rows, *inputs[:TENSORS])
+    ctx.save_for_backward(rows, *inputs[:TENSORS], *(None,) * (TENSORS - len(inputs)))
     ctx.options = inputs[TENSORS:]
     if last_m is not None:
         ctx.mark_non_differentiable(last_m)  # m fixes the scale of C and n and has no gradient of its own
@@ -51,7 +51,8 @@ def _gradients(backward: Any, ctx: Any, dh: Tensor | None, dC: Tensor | None = N
 def _register(name: str, setup_context: Any) -> None:
     def backward(ctx: Any, dh: Tensor | None, *grads: Tensor | None) -> tuple:
         # What follows h are states, or rows, which have no gradient.
-        return _gradients(_operators.backward, ctx, dh, *(grads if len(grads) == 3 else ()))
+        all_grads = _gradients(_operators.backward, ctx, dh, *(grads if len(grads) == 3 else ()))
+        return all_grads[:TOKENS] if name.endswith(".alone") else all_grads
 
     torch.library.register_autograd(f"tfla::{name}", backward, setup_context=setup_context)
 
@@ -61,10 +62,13 @@ def _save_rows(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.mark_non_differentiable(output[1])
 
 
-_register("mlstm", lambda ctx, inputs, output: _save(ctx, inputs))
-_register("mlstm_with_rows", _save_rows)
+for _suffix in ("", ".alone"):
+    _register(f"mlstm{_suffix}", lambda ctx, inputs, output: _save(ctx, inputs))
+    _register(f"mlstm_with_rows{_suffix}", _save_rows)
+    torch.library.register_autograd(
+        f"tfla::mlstm_backward{_suffix}", _refuse, setup_context=lambda ctx, inputs, output: None
+    )
 _register("mlstm_with_state", lambda ctx, inputs, output: _save(ctx, inputs, last_m=output[3]))
-torch.library.register_autograd("tfla::mlstm_backward", _refuse, setup_context=lambda ctx, inputs, output: None)
 
 # These may be gone from a future torch, being its own: then calls are slower, not wrong.
 _below_autograd = getattr(torch._C, "_AutoDispatchBelowAutograd", contextlib.nullcontext)
@@ -105,9 +109,36 @@ class _Eager(torch.autograd.Function):
         return (None, None, *grads[: len(saved) - 1])
 
 
+_forward_alone, _with_rows_alone = _operators.forward_alone._op, _operators.forward_with_rows_alone._op
+_backward_alone = _operators.backward_alone._op
+
+
+class _Alone(torch.autograd.Function):
+    """The same for q, k, v, i, f with nothing else."""
+
+    @staticmethod
+    def forward(ctx: Any, *tokens: Tensor) -> Tensor:
+        rows = None
+        with _below_autograd():
+            if _hands_rows(_operators.forward, tokens):
+                h, rows = _with_rows_alone(*tokens)
+            else:
+                h = _forward_alone(*tokens)
+        ctx.save_for_backward(rows, *tokens)
+        return h
+
+    @staticmethod
+    def backward(ctx: Any, dh: Tensor) -> tuple:
+        if torch.is_grad_enabled():  # see above
+            return _operators.backward(dh, None, None, *ctx.saved_tensors)[:TOKENS]
+        with _below_autograd():
+            return _backward_alone(dh, *ctx.saved_tensors)
+
+
 # What Function.apply calls in the end. Before that it asks for transforms of torch.func, as `call` does, and looks for
 # tensors that were leaked out of one that has ended; they are taken as they are here, as operators take them.
 _apply_eager = super(torch.autograd.Function, _Eager).apply
+_apply_alone = super(torch.autograd.Function, _Alone).apply
 
 
 class _Transformed(torch.autograd.Function):
@@ -181,3 +212,15 @@ def call(operator: Any, inputs: tuple) -> Any:
         return _apply_eager(operator, inputs, *given)
     with _below_autograd():
         return operator._op(*inputs)
+
+
+def call_alone(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor) -> Tensor:
+    """forward of these and nothing else, with as little as possible on the way."""
+    if _transforms_active() or torch.autograd.forward_ad._current_level >= 0:
+        return call(_operators.forward, (q, k, v, i, f))
+    if torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad or i.requires_grad or f.requires_grad
+    ):
+        return _apply_alone(q, k, v, i, f)
+    with _below_autograd():
+        return _forward_alone(q, k, v, i, f)

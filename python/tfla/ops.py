@@ -43,6 +43,8 @@ _CODES: dict[Any, tuple[int, int, bool]] = {
 # costs host time; what is named here needs no look-up in a module.
 _step, _step_alone = library.step._op, library.step_alone._op
 _STEP_DEFAULTS = ("exp", None, "bthd", 1e-6, None, None)
+_MLSTM_DEFAULTS = (*_STEP_DEFAULTS, None, True, True)
+_call_alone = library.call_alone
 # Torch's own, and unknown to torch.compile: slower without it, not wrong.
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
@@ -233,6 +235,11 @@ def mlstm(
         ValueError: an argument is not as described; the sentence names it. RuntimeError: this build or machine cannot
             run the call, or a second derivative was asked for.
     """
+    given = (gate, normalizer, layout, eps, qk_scale, soft_cap, chunk_size, initial_state is None, cu_seqlens is None)
+    if given == _MLSTM_DEFAULTS and not (
+        exact_normalizer_grad or output_final_state or is_compiling() or _any_autocast()
+    ):
+        return _call_alone(q, k, v, i, f)
     return _sequence(
         CHUNKWISE, q, k, v, i, f, gate, normalizer, initial_state, output_final_state, cu_seqlens,
         chunk_size, qk_scale, eps, soft_cap, layout, exact_normalizer_grad,
