@@ -16,15 +16,16 @@ __device__ __forceinline__ void arrive(unsigned barrier) {
 // A warp at a barrier: by one lane, which is in order with the others by then. racecheck of compute-sanitizer does not
 // see such an order; code that is compiled for it lets all lanes arrive (docs/cuda.md).
 #ifdef TFLA_RACECHECK
-inline constexpr unsigned warp_arrivals = 32;
+inline constexpr bool for_racecheck = true;
 #else
-inline constexpr unsigned warp_arrivals = 1;
+inline constexpr bool for_racecheck = false;
 #endif
+inline constexpr unsigned warp_arrivals = for_racecheck ? 32 : 1;
 // Whether this lane is one of those. leads: true in one lane.
-__device__ __forceinline__ constexpr bool arrives(bool leads) { return warp_arrivals > 1 || leads; }
+__device__ __forceinline__ constexpr bool arrives(bool leads) { return for_racecheck || leads; }
 // A thread in the place of a warp.
 __device__ __forceinline__ void arrive_for_warp(unsigned barrier) {
-  if constexpr (warp_arrivals == 1)
+  if constexpr (!for_racecheck)
     arrive(barrier);
   else
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(warp_arrivals) : "memory");
@@ -52,11 +53,10 @@ __device__ __forceinline__ void named_wait(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 __device__ __forceinline__ void named_arrive(int barrier, int threads) {
-#ifdef TFLA_RACECHECK
-  named_wait(barrier, threads);
-#else
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-#endif
+  if constexpr (for_racecheck)
+    named_wait(barrier, threads);
+  else
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 // Registers that this warpgroup gives back, or takes.

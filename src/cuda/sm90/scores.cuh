@@ -93,7 +93,7 @@ struct Lane {
     row = static_cast<int>(W * half + warp * 16 + lane / 4);
     pair = static_cast<int>(lane % 4 * 2);
     leads = lane == 0;
-    if constexpr (arch::warp_arrivals > 1) leads = true;
+    if constexpr (arch::for_racecheck) leads = true;
     leads_and_stays = leads && (W != 0 || warp != 0);
     half_row = (warp * 16 + lane % 16) * row_bytes + ((lane / 16 ^ lane % 8) << 4);
     panel_row = W * half_bytes + half_row;

@@ -143,7 +143,7 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
         if (!reverse && it.tile == 0 && is_kept(it, block)) keep_n(it, block, warpgroup);
         __syncwarp();
         if (lane == 0) keep_state(it, block);
-        if (arch::warp_arrivals > 1 && lane > 0) arch::arrive(at(Space::c_empty));
+        if (arch::for_racecheck && lane > 0) arch::arrive(at(Space::c_empty));
       }
       arch::named_wait(staged_barrier(warpgroup), warpgroup_threads + 32);
       if (!Base::lean && keeps_rows(it)) store_rows(it, block, at(Space::rows, ring.slot, Space::row_bytes));

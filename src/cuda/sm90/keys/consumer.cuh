@@ -172,6 +172,12 @@ struct Consumer : RingReader<W, Packed> {
     return lift;
   }
 
+  // Consumer 0 does. racecheck loses track of warps some of which meet more often than others: there both consumers do.
+  __device__ __forceinline__ static void meet_own_warps() {
+    if constexpr (W == 0 || arch::for_racecheck)
+      arch::named_wait(own_barrier, arch::for_racecheck ? 2 * warpgroup : warpgroup);
+  }
+
   // dK = abar dK + dS^T Q, dQ = qbar dQ + dS K, and what is summed over their rows. Whether it is told to be the last
   // tile.
   __device__ __forceinline__ bool finish(unsigned tile, float (&dQ)[columns / 2], float (&dK)[columns / 2],
@@ -198,12 +204,11 @@ struct Consumer : RingReader<W, Packed> {
     write_rows(work.outflow, vectors, my.row, row_dots<T>(dK, k() + my.panel_row));
     arch::wait(barriers().q_full(), parity);
     // Consumer 0 needs what it wrote of dS, consumer 1 what both did.
-    if constexpr (W == 0) {
+    if constexpr (W == 0)
       arch::named_arrive(ds_is_written, 2 * warpgroup);
-      arch::named_wait(own_barrier, warpgroup);
-    } else {
+    else
       arch::named_wait(ds_is_written, 2 * warpgroup);
-    }
+    meet_own_warps();
     if constexpr (lifted) {
       scale_rows(dK, {lift, lift});
       scale_rows(dQ, {lift, lift});
@@ -237,10 +242,8 @@ struct Consumer : RingReader<W, Packed> {
     __syncwarp();
     if (my.leads) arch::arrive(W == 0 ? barriers().k_empty() : barriers().q_empty());
     // All products have read what results go into: consumer 0 too, whose keys have queries of consumer 1.
-    if constexpr (W == 0)
-      arch::named_wait(own_barrier, warpgroup);
-    else
-      arch::named_wait(ds_is_read, 2 * warpgroup);
+    if constexpr (W == 1) arch::named_wait(ds_is_read, 2 * warpgroup);
+    meet_own_warps();
     stage<T>(dK, (W == 0 ? q() : k()) + my.panel_row, slot_bytes, barriers().dk_staged(), my.leads, {lower, lower});
     stage<T>(dQ, ds(W) + my.half_row, half_bytes, barriers().dq_staged(), my.leads, {lower, lower});
     return told && vectors.y >= last_tile;
