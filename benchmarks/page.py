@@ -127,9 +127,9 @@ def page(measured: Measurements, verdicts: list[targets.Verdict]) -> str:
         compare_table(measured),
         "![time over sequence length](cpu.png)\n",
         "## Growth with the sequence\n",
-        "Lengths are timed in turns, and a sample of each of them is as long as one call on the longest sequence: calls on\n"
-        "short ones follow each other until then. Times are the fastest samples of all turns: other work on the machine\n"
-        "only adds to them, and meets every length alike.\n",
+        "Lengths are timed in turns, and a sample of each of them is as long as one call on the longest sequence:\n"
+        "calls on short ones follow each other until then. Times are the fastest samples of all turns: other work on\n"
+        "the machine only adds to them, and meets every length alike.\n",
         growth_table(measured),
         "## Decoding\n",
         f"One token per sequence, {step}, float32 state. State traffic is C and n read and written once; the copy\n"

@@ -37,6 +37,9 @@ TARGETS = {"forward": 15.0, "forward + backward": 30.0, "step": 12.0}
 MANY = 11  # calls of one graph
 
 
+Timed = Callable[[], float]  # makes so many calls; seconds of one
+
+
 class Nothing(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, i, f):
@@ -79,119 +82,128 @@ class Bench:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
-    def _best(self, once: Callable[[], float]) -> float:
-        """Microseconds per call: the fastest of repetitions of `calls` calls each; other programs only add to it."""
-        times = []
+    def fastest(self, calls: dict[str, Timed]) -> dict[str, float]:
+        """Microseconds of each: the fastest of many samples, taken in turn. Other programs only add to a sample, and a
+        shared host changes its speed within seconds, so all are to meet its best moments."""
+        best = dict.fromkeys(calls, float("inf"))
         for _ in range(self.repetitions):
-            self._wait()
-            times.append(1e6 * once())
-        return min(times)
+            for name, call in calls.items():
+                self._wait()
+                best[name] = min(best[name], 1e6 * call())
+        return best
 
-    def bare(self, operation: str, part: int = 0) -> float:
+    def bare(self, operation: str, part: int = 0) -> Timed:
         """part: 0 all, 1 only the plan, 2 validation and plan."""
         pointers = (ctypes.c_void_p * len(NAMES))(*(self.tensors[name].data_ptr() for name in NAMES))
         shape = (ctypes.c_int64 * 5)(*self.shape)
         cuda = self.device == "cuda"
         stream = torch.cuda.current_stream().cuda_stream if cuda else None
-        return self._best(
-            lambda: self.library.tfla_bare_calls(
-                OPERATIONS[operation],
-                part,
-                int(cuda),
-                torch.get_num_threads(),
-                shape,
-                pointers,
-                ctypes.c_int64(4 * self.tensors["scratch"].numel()),
-                ctypes.c_void_p(stream),
-                self.calls,
-            )
+        return lambda: self.library.tfla_bare_calls(
+            OPERATIONS[operation],
+            part,
+            int(cuda),
+            torch.get_num_threads(),
+            shape,
+            pointers,
+            ctypes.c_int64(4 * self.tensors["scratch"].numel()),
+            ctypes.c_void_p(stream),
+            self.calls,
         )
 
-    def python(self, call: Callable[[], object], calls: int | None = None) -> float:
+    def python(self, call: Callable[[], object], calls: int | None = None, grad: bool = True) -> Timed:
         calls = calls or self.calls
 
         def once() -> float:
-            start = time.perf_counter()
-            for _ in range(calls):
-                call()
-            return (time.perf_counter() - start) / calls
+            with torch.set_grad_enabled(grad):
+                start = time.perf_counter()
+                for _ in range(calls):
+                    call()
+                return (time.perf_counter() - start) / calls
 
-        return self._best(once)
+        return once
 
-    def _train(self, function: Callable[..., torch.Tensor], leaves: list[torch.Tensor]) -> Callable[[], object]:
+    def _train(self, function: Callable[..., torch.Tensor], leaves: list[torch.Tensor]) -> Timed:
         dh = torch.ones_like(function(*leaves))
-        return lambda: torch.autograd.grad(function(*leaves), leaves, dh)
+        return self.python(lambda: torch.autograd.grad(function(*leaves), leaves, dh))
 
-    def one_of_many(self, function: Callable[..., torch.Tensor]) -> float:
-        """What each further call adds to a graph in which the v of one is the h of the one before."""
+    def _graph(self, function: Callable[..., torch.Tensor], count: int) -> Timed:
+        """A graph of so many calls, in which the v of one is the h of the one before."""
         dh = torch.ones_like(self.tensors["h"])
-        layers = [[x.clone().requires_grad_() for x in self.inputs] for _ in range(MANY)]
+        layers = [[x.clone().requires_grad_() for x in self.inputs] for _ in range(count)]
 
-        def train(count: int) -> object:
+        def train() -> object:
             leaves = [self.leaves[2]]
             h = self.leaves[2]
-            for q, k, _, i, f in layers[:count]:
+            for q, k, _, i, f in layers:
                 h = function(q, k, h, i, f)
                 leaves += (q, k, i, f)
             return torch.autograd.grad(h, leaves, dh)
 
-        calls = max(self.calls // MANY, 1)
-        return (self.python(lambda: train(MANY), calls) - self.python(lambda: train(1), calls)) / (MANY - 1)
+        return self.python(train, max(self.calls // MANY, 1))
 
     def rows(self) -> list[dict]:
         """What is added to the bare calls."""
         leaves, alike = self.leaves, self.alike
-        calls: dict[str, tuple[Callable[[], float], ...]] = {
-            "forward": (
-                lambda: self.python(lambda: tfla.mlstm(*leaves)),
-                lambda: self.python(lambda: Nothing.apply(*leaves)),
-                lambda: self.python(lambda: built_in(*alike)),
-            ),
-            "forward + backward": (
-                lambda: self.python(self._train(tfla.mlstm, leaves)),
-                lambda: self.python(self._train(Nothing.apply, leaves)),
-                lambda: self.python(self._train(built_in, alike)),
-            ),
-            "one of many": (lambda: self.one_of_many(tfla.mlstm), lambda: self.one_of_many(Nothing.apply)),
-            "step": (lambda: self.python(lambda: tfla.mlstm_step(*self.inputs, self.state)),),
+        calls = {
+            "forward op": self.python(lambda: tfla.mlstm(*leaves)),
+            "forward nothing": self.python(lambda: Nothing.apply(*leaves)),
+            "forward built-in": self.python(lambda: built_in(*alike)),
+            "forward + backward op": self._train(tfla.mlstm, leaves),
+            "forward + backward nothing": self._train(Nothing.apply, leaves),
+            "forward + backward built-in": self._train(built_in, alike),
+            "step op": self.python(lambda: tfla.mlstm_step(*self.inputs, self.state), grad=False),
         }
-        rows = []
-        for name, measures in calls.items():
-            with torch.set_grad_enabled(name != "step"):
-                op, *others = (measure() for measure in measures)
-            bare, target = self.bare(name), TARGETS.get(name)
-            row = {"operation": name, "op": op, "bare": bare, "added": op - bare}
-            row |= dict(zip(("nothing", "built-in"), others, strict=False)) | {"target": target}
-            rows.append(row | {"met": None if target is None else (op if name == "step" else op - bare) <= target})
-        return rows
+        for name, function in {"op": tfla.mlstm, "nothing": Nothing.apply}.items():
+            calls |= {f"{name}, {count}": self._graph(function, count) for count in (1, MANY)}
+        rows = ("forward", "forward + backward", "one of many", "step")
+        times = self.fastest(calls | {f"{name} bare": self.bare(name) for name in rows})
+        for name in ("op", "nothing"):  # what each further call adds to a graph
+            times[f"one of many {name}"] = (times[f"{name}, {MANY}"] - times[f"{name}, 1"]) / (MANY - 1)
+        return [self._row(name, times) for name in rows]
+
+    def _row(self, name: str, times: dict[str, float]) -> dict:
+        op, bare, target = times[f"{name} op"], times[f"{name} bare"], TARGETS.get(name)
+        others = {column: times.get(f"{name} {column}") for column in ("nothing", "built-in")}
+        met = None if target is None else (op if name == "step" else op - bare) <= target
+        return {"operation": name, "op": op, "bare": bare, "added": op - bare, **others, "target": target, "met": met}
 
     def split(self) -> list[dict]:
         """Where the time goes, each part the difference of two measurements."""
-        with torch.no_grad():
-            dh = self.tensors["h"]
-            operators = {
-                "forward, no gradient": lambda: library.forward_alone._op(*self.inputs),
-                "forward": lambda: library.forward_with_rows_alone._op(*self.inputs),
-                "backward": lambda: library.backward_alone._op(dh, None, *self.inputs),
-                "step": lambda: library.step_alone._op(*self.inputs, *self.state),
-            }
-            with torch._C._AutoDispatchBelowAutograd():
-                operator = {name: self.python(call) for name, call in operators.items()}
-            whole = {
-                "forward, no gradient": self.python(lambda: tfla.mlstm(*self.inputs)),
-                "step": self.python(lambda: tfla.mlstm_step(*self.inputs, self.state)),
-            }
-        whole["forward"] = self.python(lambda: tfla.mlstm(*self.leaves))
-        whole["backward"] = self.python(self._train(tfla.mlstm, self.leaves)) - whole["forward"]
-        package = whole["forward, no gradient"] - operator["forward, no gradient"]
+        dh = self.tensors["h"]
+        operators = {
+            "forward, no gradient": lambda: library.forward_alone._op(*self.inputs),
+            "forward": lambda: library.forward_with_rows_alone._op(*self.inputs),
+            "backward": lambda: library.backward_alone._op(dh, None, *self.inputs),
+            "step": lambda: library.step_alone._op(*self.inputs, *self.state),
+        }
+
+        def below_autograd(timed: Timed) -> Timed:
+            def once() -> float:
+                with torch._C._AutoDispatchBelowAutograd():
+                    return timed()
+
+            return once
+
+        calls = {f"{name} op": below_autograd(self.python(call, grad=False)) for name, call in operators.items()}
+        calls |= {f"{name} bare {part}": self.bare(name, part) for name in operators for part in range(3)}
+        calls |= {
+            "forward, no gradient": self.python(lambda: tfla.mlstm(*self.inputs), grad=False),
+            "forward": self.python(lambda: tfla.mlstm(*self.leaves)),
+            "both": self._train(tfla.mlstm, self.leaves),
+            "step": self.python(lambda: tfla.mlstm_step(*self.inputs, self.state), grad=False),
+        }
+        times = self.fastest(calls)
+        times["backward"] = times["both"] - times["forward"]
+        package = times["forward, no gradient"] - times["forward, no gradient op"]
         rows = []
-        for name, call in operator.items():
-            bare, plan, checked = (self.bare(name, part) for part in (0, 1, 2))
+        for name in operators:
+            whole, call = times[name], times[f"{name} op"]
+            bare, plan, checked = (times[f"{name} bare {part}"] for part in range(3))
             # In backward nothing of the package runs but what autograd calls.
-            front = {"forward": package, "backward": 0.0}.get(name, whole[name] - call)
+            front = {"forward": package, "backward": 0.0}.get(name, whole - call)
             parts = {"validation": checked - plan, "plan": plan, "run": bare - checked, "operator": call - bare}
-            parts |= {"package": front, "autograd": whole[name] - call - front}
-            rows.append({"operation": name, **parts, "whole": whole[name]})
+            parts |= {"package": front, "autograd": whole - call - front}
+            rows.append({"operation": name, **parts, "whole": whole})
         return rows
 
 
@@ -206,8 +218,8 @@ def show(rows: list[dict]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--repetitions", type=int, default=15)
-    parser.add_argument("--calls", type=int, default=200, help="calls per repetition (few enough for a GPU's queue)")
+    parser.add_argument("--repetitions", type=int, default=100, help="samples of each call")
+    parser.add_argument("--calls", type=int, default=200, help="calls per sample (few enough for a GPU's queue)")
     parser.add_argument("--json", type=Path, help="also write the rows here")
     options = parser.parse_args()
     torch.set_num_threads(1)

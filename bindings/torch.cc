@@ -351,8 +351,7 @@ void mlstm_step(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*o
       .i = tokens(views.input("i", s.i)),
       .f = tokens(views.input("f", s.f)),
       .h = tokens(views.output("h", h)),
-      .state = {views.in_place("state.C", s.C), views.in_place("state.n", s.n),
-                views.in_place("state.m", s.m)},
+      .state = {views.in_place("state.C", s.C), views.in_place("state.n", s.n), views.in_place("state.m", s.m)},
       .slots = views.plain("slots", s.slots),
       .options = s.options,
   };
@@ -385,15 +384,15 @@ STABLE_TORCH_LIBRARY(tfla, library) {
   library.def("mlstm_step.alone(" TFLA_INPUTS TFLA_STATE ") -> Tensor");
 }
 
-#define TFLA_KERNELS(library)                                                 \
-  (library).impl("mlstm", mlstm<Form::whole>);                                 \
-  (library).impl("mlstm.alone", mlstm<Form::alone>);                           \
-  (library).impl("mlstm_with_rows", mlstm_with_rows<Form::whole>);             \
-  (library).impl("mlstm_with_rows.alone", mlstm_with_rows<Form::alone>);       \
-  (library).impl("mlstm_with_state", mlstm_with_state);                        \
-  (library).impl("mlstm_backward", mlstm_backward<Form::whole>);               \
-  (library).impl("mlstm_backward.alone", mlstm_backward<Form::alone>);         \
-  (library).impl("mlstm_step", mlstm_step<Form::whole>);                       \
+#define TFLA_KERNELS(library)                                            \
+  (library).impl("mlstm", mlstm<Form::whole>);                           \
+  (library).impl("mlstm.alone", mlstm<Form::alone>);                     \
+  (library).impl("mlstm_with_rows", mlstm_with_rows<Form::whole>);       \
+  (library).impl("mlstm_with_rows.alone", mlstm_with_rows<Form::alone>); \
+  (library).impl("mlstm_with_state", mlstm_with_state);                  \
+  (library).impl("mlstm_backward", mlstm_backward<Form::whole>);         \
+  (library).impl("mlstm_backward.alone", mlstm_backward<Form::alone>);   \
+  (library).impl("mlstm_step", mlstm_step<Form::whole>);                 \
   (library).impl("mlstm_step.alone", mlstm_step<Form::alone>)
 
 STABLE_TORCH_LIBRARY_IMPL(tfla, CPU, library) { TFLA_KERNELS(library); }

@@ -26,7 +26,7 @@ struct Timing {
 
 [[nodiscard]] nlohmann::ordered_json to_json(const Timing& timing);
 
-struct MeasureTimes {  // seconds
+struct MeasureTimes {    // seconds
   double all = 0;        // for each of the calls, at least
   double sample = 5e-3;  // a sample is so many calls as take at least that long: here far above the clock's resolution
                          // and a thread's wake-up
