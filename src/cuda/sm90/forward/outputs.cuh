@@ -16,6 +16,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
   using Base::call;
   using Base::depth;
   using Base::each_block;
+  using Base::factored;
   using Base::is_fresh;
   using Base::left_by_half;
   using Base::lifted;
@@ -85,6 +86,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
     arch::products_commit();
 
     // O = Q C, and q.n, with it or ahead: under way while P is made of the scores. Wide: while these are gated, too.
+    // Factored: O = P V + Q C, in this order, so that only the second product waits for the state.
     constexpr bool n_product = Normalized && Space::n_rows && !beside;
     float qn[2] = {0, 0}, qn_columns[4];
     const auto multiply_state = [&] {
@@ -105,9 +107,9 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
       for (int d = 0; d < 4 * M; ++d) {
         const std::uint64_t q = q_rows + d / 4 * panel_step + d % 4 * depth_step;
         if constexpr (beside)
-          arch::multiply<T, depth, across>(o, qn_columns, q, state + d * state_step, d > 0);
+          arch::multiply<T, depth, across>(o, qn_columns, q, state + d * state_step, factored || d > 0);
         else
-          arch::multiply<T, depth, across>(o, q, state + d * state_step, d > 0);
+          arch::multiply<T, depth, across>(o, q, state + d * state_step, factored || d > 0);
       }
       arch::products_commit();
     };
@@ -115,9 +117,16 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
 
     arch::wait(at(Space::v_full, ring.slot), ring.phase);
     float2 u[2];
+    const auto read_u = [&] {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      u[h] = arch::read_float2(gates + Space::u + 8 * (lane.row + 8 * h));
+      for (int h = 0; h < 2; ++h) u[h] = arch::read_float2(gates + Space::u + 8 * (lane.row + 8 * h));
+    };
+    float decay = 0, weights[16];
+    if constexpr (factored) {
+      decay = arch::read_float(gates + Space::decay);
+      read_weights(weights, decay, gates, lane);
+    } else {
+      read_u();
     }
     arch::products_wait<!Space::wide ? 0 : n_product ? 2 : 1>();
     arch::pin(s);
@@ -131,7 +140,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
       for (int h = 0; h < 2; ++h)
         first_qn[h] = arch::read_once(left_by_half(it, block) + Base::o_floats + again(lane).row + 8 * h);
     }
-    gate_scores(s, u, gates, lane, sums);
+    if constexpr (!factored) gate_scores(s, u, gates, lane, sums);
 
     Rows rows;
     const auto multiply_values = [&](bool add) {
@@ -143,6 +152,8 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
 #pragma unroll
       for (int t = 0; t < split_steps; ++t) arch::multiply<T, across>(o, rows.low[t], values + t * token_step, true);
       arch::products_commit();
+    };
+    const auto finish_values = [&] {
       if constexpr (beside) set_factors(rows, sums, qn, first_qn, gates, lane, ring.slot);
       if constexpr (lifted) {
         rows.factor[0] *= inverse_power(rows.lift[0]);
@@ -160,13 +171,44 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
         }
       }
     };
-    if (!Space::wide && fresh) {
+    if constexpr (factored) {
+      if (decay >= least_unit) {
+        weigh_scores(s, weights, lane, sums);
+        read_rows(rows.unit, gates + Space::qbar, lane);
+      } else {
+        read_u();
+        gate_scores(s, u, gates, lane, sums);
+        set_units(rows.unit, s, sums, fresh, gates, lane);
+        if (!fresh) lower_queries(warpgroup, q_tile, gates, lane);
+      }
+      round_scores(rows, s);
+      multiply_values(false);
+      arch::products_wait<0>();
+      arch::pin(o);
+      if (!fresh) {
+        if constexpr (beside) {
+#pragma unroll
+          for (float& x : qn_columns) x = 0;
+          arch::pin(qn_columns);
+        }
+        multiply_state();
+        arch::products_wait<0>();
+        arch::pin(o);
+        if constexpr (beside) {
+          arch::pin(qn_columns);
+          add_terms(qn, qn_columns);
+        }
+        if (arch::arrives(lane.lane == 0)) arch::arrive(at(Space::c_empty));
+      }
+      set_factors(rows, sums, qn, first_qn, gates, lane, ring.slot);
+    } else if (!Space::wide && fresh) {
       make_rows<true>(warpgroup, rows, s, sums, qn, first_qn, gates, again(lane), ring.slot);
       if constexpr (!skips_fresh) {
         arch::wait(at(Space::c_full, warpgroup), c_phase);
         if (arch::arrives(lane.lane == 0)) arch::arrive(at(Space::c_empty));
       }
       multiply_values(false);
+      finish_values();
     } else {
       if constexpr (!Space::wide) multiply_state();
       if constexpr (n_product) {
@@ -192,6 +234,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
       for (int e = 0; e < N / 2; ++e) o[e] *= rows.weight[e / 2 % 2];
       arch::pin(o);
       multiply_values(true);
+      finish_values();
     }
     __syncwarp();  // all lanes have read the gates
     if (arch::arrives(again(lane).lane == 0)) arch::arrive(at(Space::v_empty, ring.slot));
@@ -218,11 +261,11 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
   // P, rounded, and what rows are multiplied by: scale / den, in the part of the state times qbar. Where q.n comes with
   // Q C, both parts are multiplied by scale / den in the end. So they are in float16, where P is brought near the upper
   // end: both parts have the lift of the row till then.
-  static constexpr bool late_factors = lifted || beside;
+  static constexpr bool late_factors = lifted || beside || factored;
   // Steps of 16 keys whose P goes in as two terms: all of them where both halves of dqk round theirs.
   static constexpr int split_steps = lifted || reverse ? 0 : Dqk == Half::both ? 1 : 4;
   struct Rows {
-    float factor[2], weight[2], n_weight[2], lift[2], qn[2];
+    float factor[2], weight[2], n_weight[2], unit[2], lift[2], qn[2];
     uint32_t high[4][4], low[split_steps > 0 ? split_steps : 1][4];
   };
   template <bool Fresh>
@@ -245,9 +288,12 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
       rows.weight[0] *= rows.factor[0];
       rows.weight[1] *= rows.factor[1];
     }
+    round_scores(rows, s);
+  }
+  __device__ __forceinline__ static void round_scores(Rows& rows, const float (&s)[32]) {
 #pragma unroll
     for (int e = 0; e < 32; e += 2) {
-      const float by = lifted ? rows.lift[e / 2 % 2] : beside ? 1.0F : rows.factor[e / 2 % 2];
+      const float by = lifted ? rows.lift[e / 2 % 2] : late_factors ? 1.0F : rows.factor[e / 2 % 2];
       const float2 value{s[e] * by, s[e + 1] * by};
       if (e / 8 < split_steps)
         rows.high[e / 8][e / 2 % 4] = split<T>(value, rows.low[e / 8][e / 2 % 4]);
@@ -265,8 +311,11 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       // In reverse time it is in the gates, and the last half of dqk has it for both.
-      rows.factor[h] = reverse || Dqk == Half::first ? 1.0F : scale;
-      const auto own = [&] { return over_row(sums[h] + rows.n_weight[h] * qn[h]); };
+      rows.factor[h] = reverse || Dqk == Half::first ? 1.0F : factored ? scale * rows.unit[h] : scale;
+      const auto own = [&] {
+        if constexpr (factored) return rows.unit[h] * over_row(sums[h] + qn[h]);
+        return over_row(sums[h] + rows.n_weight[h] * qn[h]);
+      };
       if constexpr (Normalized && Dqk == Half::first) {
         rows.qn[h] = own();
       } else if constexpr (Normalized) {
@@ -341,32 +390,97 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
   // reverse time, where rows are keys and columns queries, those left of them.
   __device__ __forceinline__ void gate_scores(float (&s)[32], const float2 (&u)[2], unsigned gates, const Lane& lane,
                                               float (&sums)[2]) const {
-    const auto gate_part = [&](int part, bool masked) {
+    each_part(s, lane, [&](int n, bool masked) {
+      const float4 c = arch::read_float4(gates + Space::c + 8 * (8 * n + lane.pair));
 #pragma unroll
-      for (int n = 2 * part; n < 2 * part + 2; ++n) {
-        const float4 c = arch::read_float4(gates + Space::c + 8 * (8 * n + lane.pair));
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int h = e / 2, column = 8 * (n % 2) + lane.pair + e % 2;
-          const float exponent = (u[h].x + (e % 2 ? c.z : c.x)) + (u[h].y + (e % 2 ? c.w : c.y));
-          s[4 * n + e] *= arch::exp2(exponent);
-          const int row = lane.row % 16 + 8 * h;
-          if (masked && (reverse ? column < row : column > row)) s[4 * n + e] = 0;
-          if (Normalized) sums[h] += s[4 * n + e];
-        }
+      for (int e = 0; e < 4; ++e) {
+        const int h = e / 2;
+        const float exponent = (u[h].x + (e % 2 ? c.z : c.x)) + (u[h].y + (e % 2 ? c.w : c.y));
+        s[4 * n + e] *= arch::exp2(exponent);
+        finish_score(s[4 * n + e], n, e, masked, lane, sums);
       }
-    };
+    });
+  }
+  __device__ __forceinline__ void finish_score(float& score, int n, int e, bool masked, const Lane& lane,
+                                               float (&sums)[2]) const {
+    const int row = lane.row % 16 + e / 2 * 8, column = 8 * (n % 2) + lane.pair + e % 2;
+    if (masked && (reverse ? column < row : column > row)) score = 0;
+    if (Normalized) sums[e / 2] += score;
+  }
+  // visit(n, masked): eight keys.
+  template <class Visit>
+  __device__ __forceinline__ void each_part(float (&s)[32], const Lane& lane, const Visit& visit) const {
 #pragma unroll
     for (int part = 0; part < 4; ++part) {
       if (reverse ? part > lane.warp : part < lane.warp) {
-        gate_part(part, false);
+        visit(2 * part, false);
+        visit(2 * part + 1, false);
       } else if (part == lane.warp) {
-        gate_part(part, true);
+        visit(2 * part, true);
+        visit(2 * part + 1, true);
       } else {
 #pragma unroll
         for (int e = 8 * part; e < 8 * part + 8; ++e) s[e] = 0;
       }
     }
+  }
+
+  // Factored (see Base): O of a row is in units of qbar, so that Q C goes in as it is and P is divided by qbar. That is
+  // abar / decay, a number per key, unless the block forgets so much that it might leave the range of float32, or abar
+  // be lost below it.
+  static constexpr float least_unit = 0x1p-32F;
+  __device__ __forceinline__ void read_weights(float (&weights)[16], float decay, unsigned gates,
+                                               const Lane& lane) const {
+    const float inverse = __frcp_rn(decay);
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const float2 abar = arch::read_float2(gates + Space::abar + 4 * (8 * n + lane.pair));
+      weights[2 * n] = abar.x * inverse;
+      weights[2 * n + 1] = abar.y * inverse;
+    }
+  }
+  __device__ __forceinline__ static void read_rows(float (&rows)[2], unsigned vector, const Lane& lane) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) rows[h] = arch::read_float(vector + 4 * (lane.row + 8 * h));
+  }
+  __device__ __forceinline__ void weigh_scores(float (&s)[32], const float (&weights)[16], const Lane& lane,
+                                               float (&sums)[2]) const {
+    each_part(s, lane, [&](int n, bool masked) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        s[4 * n + e] *= weights[2 * n + e % 2];
+        finish_score(s[4 * n + e], n, e, masked, lane, sums);
+      }
+    });
+  }
+  // Where it does, P as it is gated is divided by qbar, or by the least unit; rows of Q are multiplied by what qbar is
+  // short of that. Nothing but their part of the state, which is next to nothing, has this rounding.
+  __device__ __forceinline__ void set_units(float (&units)[2], float (&s)[32], float (&sums)[2], bool fresh,
+                                            unsigned gates, const Lane& lane) const {
+    read_rows(units, gates + Space::qbar, lane);
+    float inverse[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      units[h] = fresh ? 1.0F : fmaxf(units[h], least_unit);
+      inverse[h] = __frcp_rn(units[h]);
+      sums[h] *= inverse[h];
+    }
+#pragma unroll
+    for (int e = 0; e < 32; ++e) s[e] *= inverse[e / 2 % 2];
+  }
+  __device__ __forceinline__ void lower_queries(int warpgroup, unsigned q_tile, unsigned gates,
+                                                const Lane& lane) const {
+#pragma unroll 1
+    for (int x = 0; x < 16 * M; ++x) {  // each warp its own rows, 64 columns at a time
+      const int row = 16 * lane.warp + x % 16;
+      const float by = arch::read_float(gates + Space::qbar + 4 * row) / least_unit;
+      if (by >= 1) continue;
+      const unsigned pair = q_tile + x / 16 * panel_bytes + row * 128 + 4 * lane.lane;
+      const float2 q = arch::unpack(__float_as_uint(arch::read_float(pair)), T{});
+      arch::write_float(pair, __uint_as_float(arch::pack(float2{q.x * by, q.y * by}, T{})));
+    }
+    arch::writes_before_copies();
+    arch::named_wait(warps_barrier(warpgroup), warpgroup_threads);
   }
 
   // q.n of this thread's rows, in parts that add up over the row. n has all its digits: it goes in as the sum of three

@@ -170,6 +170,9 @@ struct Block {
   static constexpr auto terms = !Keep ? Terms::one : pairs ? Terms::two : Terms::two_in_turn;
   // Where registers are left.
   static constexpr bool ahead = M <= 2 && N == 128 && !lifted && !Keep;
+  // Whether outputs add Q C to P V as it is, everything being divided by qbar till the end. Then P V does not wait for
+  // the state, and Q C needs no multiplications behind it.
+  static constexpr bool factored = ahead;
   // Kept states have room for both terms of keys in two sets of registers.
   // Lifts and packed sequences together leave registers for the operands of 64 rows at a time.
   using Tile =
