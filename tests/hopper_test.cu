@@ -403,6 +403,41 @@ TEST_F(Cuda, Float16RangesOnHopper) {
   }
 }
 
+// Forward gates blocks that forget much in another way than the rest (forward/outputs.cuh): blocks of 64 tokens that
+// leave from all to 2^-56 of what was before them; and a first token that leaves 2^-45 of an initial state so large that
+// even that counts.
+TEST_F(Cuda, ForgettingOnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  for (const InputGate gate : {InputGate::exponential, InputGate::sigmoid}) {
+    for (const bool large : {false, true}) {
+      Case c = gpu_case(
+          {.batch = 2, .tokens = 700, .qk_heads = 2, .heads = 2, .dqk = 128, .dhv = 256, .dtype = DType::bfloat16});
+      c.options.gate = gate;
+      c.initial_state = true;
+      SCOPED_TRACE(testing::Message() << label(c) << (large ? " from a large state" : ""));
+      Problem problem(c);
+      const MlstmForward& args = problem.forward();
+      Values f = gather(args.f);
+      for (std::size_t e = 0; e < f.size(); ++e) {
+        const std::size_t token = e / 2 % 700;
+        double bits = 8.0 * static_cast<double>(token / 64 % 8) / 64;  // that a token forgets
+        if (large) bits = token == 0 ? 45 : 0;
+        f[e] = bits > 0 ? -std::log(std::exp2(bits) - 1) : 12;
+      }
+      overwrite(args.f, f);
+      for (const TensorView& view : {args.initial_state.C, args.initial_state.n}) {
+        Values values = gather(view);
+        for (double& x : values) x *= large ? 0x1p50 : 1.0;
+        overwrite(view, values);
+      }
+      const reference::Judge judge(problem, false);
+      EXPECT_TRUE(plan(args, on_gpu).hopper);
+      forward(args, on_gpu);
+      EXPECT_TRUE(within_bounds(judge.forward_errors(), c));
+    }
+  }
+}
+
 // States that forward keeps carry their errors to the end of the sequence: every regime of the gates, more heads than
 // multiprocessors have room for at a time, and dhv that takes the kernel with 64 columns to a block.
 TEST_F(Cuda, WideHeadsKeepStatesOnHopper) {
