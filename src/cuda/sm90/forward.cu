@@ -4,7 +4,7 @@
 //   warp 0       Q, K, V of the next blocks into rings
 //   warp 1       their gate vectors
 //   warps 2, 3   H from shared to global memory, one for each warpgroup of outputs
-//   warps 4-11   outputs: two warpgroups take blocks in turn. S = Q K^T, gates, O = Q C, O += P V; H goes where Q was
+//   warps 4-11   outputs: two warpgroups take blocks in turn. S = Q K^T, gates, O = P V, O += Q C; H goes where Q was
 //   warps 12-15  the state: rounds C for the outputs, then adds the block's keys and values
 //
 // With dqk above 128 and dhv above 64 the state takes warps 8-15, and warps 4-7 make all outputs; warp 3 loads K.
