@@ -404,8 +404,8 @@ TEST_F(Cuda, Float16RangesOnHopper) {
 }
 
 // Forward gates blocks that forget much in another way than the rest (forward/outputs.cuh): blocks of 64 tokens that
-// leave from all to 2^-56 of what was before them; and a first token that leaves 2^-45 of an initial state so large that
-// even that counts.
+// leave from all to 2^-56 of what was before them; and a first token that leaves 2^-45 of an initial state so large
+// that even that counts.
 TEST_F(Cuda, ForgettingOnHopper) {
   if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
   for (const InputGate gate : {InputGate::exponential, InputGate::sigmoid}) {
