@@ -21,7 +21,7 @@ check() {
   local tool=$1 tests=$2
   shift 2
   timeout "$longest" compute-sanitizer --tool "$tool" --error-exitcode 9 \
-    ./tfla_tests --gtest_filter="$tests" --gtest_brief=1 "$@" 2>&1
+    ./tfla_tests --gtest_filter="$tests" "$@" 2>&1
 }
 # sum_of PATTERN FILE...: the sum of the first number after the pattern.
 sum_of() { sed -n "s/.*$1\([0-9]*\).*/\1/p" "${@:2}" | awk '{sum += $1} END {print sum + 0}'; }
@@ -38,7 +38,7 @@ for tool in memcheck racecheck; do
   for ((shard = 0; shard < shards; ++shard)); do
     (
       export GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard
-      check "$tool" "$filter" >"$logs/$tool.$shard" || touch "$logs/failed"
+      check "$tool" "$filter" >"$logs/$tool.$shard" || echo "shard $shard: exit status $?" >>"$logs/failed"
     ) &
   done
   wait
@@ -50,6 +50,11 @@ for tool in memcheck racecheck; do
   if [[ -e $logs/failed ]] || ((found > 0 || clean < shards || passed == 0)); then
     ((passed > 0)) || echo "tfla: no test ran under $tool; is there a GPU?"
     awk '/^=========/ && !/SUMMARY|COMPUTE-SANITIZER/ || /Failure|FAILED/' "$logs/$tool".* | awk 'NR <= 60'
+    # Where a process ended before its tests did: the one it was at.
+    for log in $(grep -L '\[  PASSED  \]' "$logs/$tool".*); do
+      echo "$(basename "$log") ends in: $(grep '\[ RUN' "$log" | tail -n 1)"
+    done
+    cat "$logs/failed" 2>/dev/null || true
     failed=1
   fi
   rm -f "$logs/failed"
