@@ -172,6 +172,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
       }
     };
     if constexpr (factored) {
+      static_assert(skips_fresh, "nothing is handed over for a fresh block");
       if (decay >= least_unit) {
         weigh_scores(s, weights, lane, sums);
         read_rows(rows.unit, gates + Space::qbar, lane);
