@@ -222,6 +222,19 @@ TEST_F(Cuda, PackedFloat16NormGradientsOnHopper) {
   check_packed_norm_gradients(DType::float16);
 }
 
+// The same bits every time. With many short sequences the warps of a block go from one to the next at very different
+// times, and those that come late must not miss the others.
+TEST_F(Cuda, PackedRepeatsOnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  for (const DType dtype : {DType::float16, DType::bfloat16}) {
+    Problem problem(packed_case(repeated({0, 200, 3}, 45), 4, 4, 64, 64, dtype));
+    forward(problem.forward(), on_gpu);
+    const Values h = gather(problem.forward().h);
+    for (int call = 0; call < 500; ++call) forward(problem.forward(), on_gpu);
+    EXPECT_EQ(gather(problem.forward().h), h) << "dtype " << static_cast<int>(dtype);
+  }
+}
+
 // The part of a call's views that a sequence owns, as a dense call.
 template <class Args>
 void narrow_rows(Args& args, std::int64_t begin, std::int64_t length) {

@@ -438,6 +438,45 @@ TEST_F(Cuda, ForgettingOnHopper) {
   }
 }
 
+// Gates given as logarithms may let a state grow, here by 5 bits a token of its second block. Its H is right while it is
+// finite, and the same where the block goes on till nothing is.
+TEST_F(Cuda, GrowingOnHopper) {
+  if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+  const auto case_of = [&](std::int64_t tokens) {
+    Case c = gpu_case({.tokens = tokens, .qk_heads = 2, .heads = 2, .dqk = 128, .dhv = 256, .dtype = DType::bfloat16});
+    c.options.gate = InputGate::log;
+    return c;
+  };
+  const auto grow = [](const MlstmForward& args) {
+    Values f = gather(args.f), i = gather(args.i);
+    for (std::size_t e = 0; e < f.size(); ++e) f[e] = e / 2 < 64 ? -0.01 : 5 * std::log(2.0);
+    for (double& x : i) x = -1;
+    overwrite(args.f, f);
+    overwrite(args.i, i);
+  };
+  const Case c = case_of(84);
+  Problem finite(c), beyond(case_of(128));
+  grow(finite.forward());
+  grow(beyond.forward());
+  const auto continue_from = [](const TensorView& part, const TensorView& whole) {
+    const Values first = gather(part);
+    Values all = gather(whole);
+    std::copy(first.begin(), first.end(), all.begin());
+    overwrite(whole, all);
+  };
+  continue_from(finite.forward().q, beyond.forward().q);
+  continue_from(finite.forward().k, beyond.forward().k);
+  continue_from(finite.forward().v, beyond.forward().v);
+  const reference::Judge judge(finite, false);
+  for (Problem* problem : {&finite, &beyond}) {
+    EXPECT_TRUE(plan(problem->forward(), on_gpu).hopper);
+    forward(problem->forward(), on_gpu);
+  }
+  EXPECT_TRUE(within_bounds(judge.forward_errors(), c));
+  const Values h = gather(finite.forward().h), longer = gather(beyond.forward().h);
+  for (std::size_t e = 0; e < h.size(); ++e) ASSERT_EQ(longer[e], h[e]) << e;
+}
+
 // States that forward keeps carry their errors to the end of the sequence: every regime of the gates, more heads than
 // multiprocessors have room for at a time, and dhv that takes the kernel with 64 columns to a block.
 TEST_F(Cuda, WideHeadsKeepStatesOnHopper) {

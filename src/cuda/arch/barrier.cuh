@@ -52,6 +52,17 @@ __device__ __forceinline__ void wait(unsigned barrier, unsigned parity) {
 __device__ __forceinline__ void named_wait(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
+// The same; whether `holds` does in all of them.
+__device__ __forceinline__ bool named_all(int barrier, int threads, bool holds) {
+  int all;
+  asm volatile(
+      "{\n.reg .pred own, every;\nsetp.ne.s32 own, %3, 0;\nbarrier.cta.red.and.pred every, %1, %2, own;\n"
+      "selp.s32 %0, 1, 0, every;\n}"
+      : "=r"(all)
+      : "r"(barrier), "r"(threads), "r"(static_cast<int>(holds))
+      : "memory");
+  return all != 0;
+}
 __device__ __forceinline__ void named_arrive(int barrier, int threads) {
   if constexpr (for_racecheck)
     named_wait(barrier, threads);

@@ -145,7 +145,7 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
         if (lane == 0) keep_state(it, block);
         if (arch::for_racecheck && lane > 0) arch::arrive(at(Space::c_empty));
       }
-      arch::named_wait(staged_barrier(warpgroup), warpgroup_threads + 32);
+      arch::named_wait(staged_barrier(ring.slot), warpgroup_threads + 32);
       if (!Base::lean && keeps_rows(it)) store_rows(it, block, at(Space::rows, ring.slot, Space::row_bytes));
       if (lane == 0 && Dqk != Half::first) {
 #pragma unroll 1

@@ -173,14 +173,14 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
     };
     if constexpr (factored) {
       static_assert(skips_fresh, "nothing is handed over for a fresh block");
-      if (decay >= least_unit) {
+      read_rows(rows.unit, gates + Space::qbar, lane);
+      if (are_in_range(warpgroup, decay, rows.unit, weights)) {
         weigh_scores(s, weights, lane, sums);
-        read_rows(rows.unit, gates + Space::qbar, lane);
       } else {
         read_u();
         gate_scores(s, u, gates, lane, sums);
-        set_units(rows.unit, s, sums, fresh, gates, lane);
-        if (!fresh) lower_queries(warpgroup, q_tile, gates, lane);
+        set_units(rows.unit, s, sums, fresh);
+        if (!fresh) scale_queries(warpgroup, q_tile, gates, lane);
       }
       round_scores(rows, s);
       multiply_values(false);
@@ -242,7 +242,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
 
     if constexpr (Dqk == Half::first) {
       leave(o, rows, it, block);
-      return arch::named_arrive(staged_barrier(warpgroup), warpgroup_threads + 32);  // it has read Q
+      return arch::named_arrive(staged_barrier(ring.slot), warpgroup_threads + 32);  // it has read Q
     }
     arch::named_wait(warps_barrier(warpgroup), warpgroup_threads);  // nobody reads Q any more
     const unsigned row = q_tile + again(lane).tile_row();
@@ -256,7 +256,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
       arch::store_tiles((row + n / 4 * panel_bytes) ^ (n % 4 * 32), pack(0), pack(2), pack(4), pack(6));
     }
     arch::writes_before_copies();
-    arch::named_arrive(staged_barrier(warpgroup), warpgroup_threads + 32);
+    arch::named_arrive(staged_barrier(ring.slot), warpgroup_threads + 32);
   }
 
   // P, rounded, and what rows are multiplied by: scale / den, in the part of the state times qbar. Where q.n comes with
@@ -429,7 +429,17 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
   // Factored (see Base): O of a row is in units of qbar, so that Q C goes in as it is and P is divided by qbar. That is
   // abar / decay, a number per key, unless the block forgets so much that it might leave the range of float32, or abar
   // be lost below it.
-  static constexpr float least_unit = 0x1p-32F;
+  static constexpr float least_unit = 0x1p-32F, most_unit = 0x1p32F;
+  __device__ __forceinline__ static bool is_unit(float x) { return x >= least_unit && x <= most_unit; }
+  // Gates are at most one, so qbar falls, to decay in the end; only those given as logarithms may be larger.
+  __device__ __forceinline__ bool are_in_range(int warpgroup, float decay, const float (&qbar)[2],
+                                               const float (&weights)[16]) const {
+    if (!call.log_space) return decay >= least_unit;
+    bool all = is_unit(decay) && is_unit(qbar[0]) && is_unit(qbar[1]);
+#pragma unroll
+    for (const float weight : weights) all = all && weight <= 0x1p64F;
+    return arch::named_all(warps_barrier(warpgroup), warpgroup_threads, all);
+  }
   __device__ __forceinline__ void read_weights(float (&weights)[16], float decay, unsigned gates,
                                                const Lane& lane) const {
     const float inverse = __frcp_rn(decay);
@@ -454,28 +464,27 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
       }
     });
   }
-  // Where it does, P as it is gated is divided by qbar, or by the least unit; rows of Q are multiplied by what qbar is
-  // short of that. Nothing but their part of the state, which is next to nothing, has this rounding.
-  __device__ __forceinline__ void set_units(float (&units)[2], float (&s)[32], float (&sums)[2], bool fresh,
-                                            unsigned gates, const Lane& lane) const {
-    read_rows(units, gates + Space::qbar, lane);
+  // Where it does, P as it is gated is divided by qbar, or by the unit next to it; rows of Q are multiplied by what qbar
+  // is of that. Where it is less, nothing but their part of the state, which is next to nothing, has this rounding.
+  __device__ __forceinline__ static float unit_of(float qbar) { return fminf(fmaxf(qbar, least_unit), most_unit); }
+  __device__ __forceinline__ void set_units(float (&units)[2], float (&s)[32], float (&sums)[2], bool fresh) const {
     float inverse[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      units[h] = fresh ? 1.0F : fmaxf(units[h], least_unit);
+      units[h] = fresh ? 1.0F : unit_of(units[h]);
       inverse[h] = __frcp_rn(units[h]);
       sums[h] *= inverse[h];
     }
 #pragma unroll
     for (int e = 0; e < 32; ++e) s[e] *= inverse[e / 2 % 2];
   }
-  __device__ __forceinline__ void lower_queries(int warpgroup, unsigned q_tile, unsigned gates,
+  __device__ __forceinline__ void scale_queries(int warpgroup, unsigned q_tile, unsigned gates,
                                                 const Lane& lane) const {
 #pragma unroll 1
     for (int x = 0; x < 16 * M; ++x) {  // each warp its own rows, 64 columns at a time
       const int row = 16 * lane.warp + x % 16;
-      const float by = arch::read_float(gates + Space::qbar + 4 * row) / least_unit;
-      if (by >= 1) continue;
+      const float qbar = arch::read_float(gates + Space::qbar + 4 * row), by = qbar / unit_of(qbar);
+      if (by == 1) continue;
       const unsigned pair = q_tile + x / 16 * panel_bytes + row * 128 + 4 * lane.lane;
       const float2 q = arch::unpack(__float_as_uint(arch::read_float(pair)), T{});
       arch::write_float(pair, __uint_as_float(arch::pack(float2{q.x * by, q.y * by}, T{})));

@@ -231,10 +231,12 @@ struct Block {
     return call.halves + static_cast<std::int64_t>(number) * half_floats;
   }
 
-  // Named barriers.
-  __device__ static int staged_barrier(int warpgroup) { return 3 + warpgroup; }
+  // Named barriers. H of a block is staged in a slot of Q, which has a barrier of its own: outputs, which only arrive
+  // there, may be done with their next block before the warp that stores H has come for this one. They cannot be with
+  // the next one in the same slot, since its Q is loaded when H has left.
+  __device__ static int staged_barrier(int slot) { return 4 + slot; }
   __device__ static int warps_barrier(int warpgroup) { return 1 + warpgroup; }
-  static constexpr int state_barrier = 5;
+  static constexpr int state_barrier = 3;
 
   // Before its first block a sequence without an initial state has none: C and n are zero. Wide states are multiplied
   // by all the same: their product is begun before the scores are gated, and products must not end in a branch.
