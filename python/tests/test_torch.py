@@ -43,8 +43,9 @@ def opcheck_cases():
         "mlstm_with_state_defaults": (library.forward_with_state, leaves),
         "mlstm_backward_defaults": (library.backward, (dh, None, None, None, *given)),
         "mlstm_step_defaults": (library.step, (*given, *state)),
-        "mlstm_alone": (library.forward_alone, leaves),
-        "mlstm_with_rows_alone": (library.forward_with_rows_alone, leaves),
+        # These have no derivative: mlstm gives them one.
+        "mlstm_alone": (library.forward_alone, tuple(given)),
+        "mlstm_with_rows_alone": (library.forward_with_rows_alone, tuple(given)),
         "mlstm_backward_alone": (library.backward_alone, (dh, None, *given)),
         "mlstm_step_alone": (library.step_alone, (*given, *state)),
         "mlstm_step": (library.step, (*given, *state, None, *OPTIONS[:6])),
@@ -109,7 +110,7 @@ def test_rows_go_from_forward_to_backward(monkeypatch, given_state, compiled):
     options = {"initial_state": make_state(2, 2, 3, 2, DOUBLE), "soft_cap": 2.0} if given_state else {}
     plain, handed = small().leaves(), small().leaves()
     loss(*plain, **options).backward()
-    monkeypatch.setattr(_autograd, "_hands_rows", lambda operator, inputs: operator is library.forward)
+    monkeypatch.setattr(_autograd, "_has_rows", lambda q: True)
     function = torch.compile(loss, fullgraph=True, backend="aot_eager") if compiled else loss
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         function(*handed, **options).backward()

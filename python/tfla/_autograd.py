@@ -6,7 +6,8 @@ import contextlib
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.autograd.forward_ad as _forward_ad
+from torch import Tensor, is_grad_enabled
 
 from tfla import _operators
 from tfla._options import DEFAULTS, RECURRENT
@@ -51,8 +52,7 @@ def _gradients(backward: Any, ctx: Any, dh: Tensor | None, dC: Tensor | None = N
 def _register(name: str, setup_context: Any) -> None:
     def backward(ctx: Any, dh: Tensor | None, *grads: Tensor | None) -> tuple:
         # What follows h are states, or rows, which have no gradient.
-        all_grads = _gradients(_operators.backward, ctx, dh, *(grads if len(grads) == 3 else ()))
-        return all_grads[:TOKENS] if name.endswith(".alone") else all_grads
+        return _gradients(_operators.backward, ctx, dh, *(grads if len(grads) == 3 else ()))
 
     torch.library.register_autograd(f"tfla::{name}", backward, setup_context=setup_context)
 
@@ -62,13 +62,10 @@ def _save_rows(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.mark_non_differentiable(output[1])
 
 
-for _suffix in ("", ".alone"):
-    _register(f"mlstm{_suffix}", lambda ctx, inputs, output: _save(ctx, inputs))
-    _register(f"mlstm_with_rows{_suffix}", _save_rows)
-    torch.library.register_autograd(
-        f"tfla::mlstm_backward{_suffix}", _refuse, setup_context=lambda ctx, inputs, output: None
-    )
+_register("mlstm", lambda ctx, inputs, output: _save(ctx, inputs))
+_register("mlstm_with_rows", _save_rows)
 _register("mlstm_with_state", lambda ctx, inputs, output: _save(ctx, inputs, last_m=output[3]))
+torch.library.register_autograd("tfla::mlstm_backward", _refuse, setup_context=lambda ctx, inputs, output: None)
 
 # These may be gone from a future torch, being its own: then calls are slower, not wrong.
 _below_autograd = getattr(torch._C, "_AutoDispatchBelowAutograd", contextlib.nullcontext)
@@ -101,7 +98,7 @@ class _Eager(torch.autograd.Function):
             if dC is None and dn is None:
                 return (None,) * (1 + len(saved))
             dh = _zeros_for(saved[3])
-        if torch.is_grad_enabled():  # a second derivative may follow: let the dispatcher see this call, and refuse
+        if is_grad_enabled():  # a second derivative may follow: let the dispatcher see this call, and refuse
             grads = _operators.backward(dh, dC, dn, *saved, *ctx.rest)
         else:
             with _below_autograd():
@@ -114,25 +111,22 @@ _backward_alone = _operators.backward_alone._op
 
 
 class _Alone(torch.autograd.Function):
-    """The same for q, k, v, i, f with nothing else."""
+    """The same for q, k, v, i, f with nothing else, by operators that have no derivative to skip."""
 
     @staticmethod
-    def forward(ctx: Any, *tokens: Tensor) -> Tensor:
-        rows = None
-        with _below_autograd():
-            if _hands_rows(_operators.forward, tokens):
-                h, rows = _with_rows_alone(*tokens)
-            else:
-                h = _forward_alone(*tokens)
-        ctx.save_for_backward(rows, *tokens)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor) -> Tensor:
+        if _has_rows(q):
+            h, rows = _with_rows_alone(q, k, v, i, f)
+        else:
+            h, rows = _forward_alone(q, k, v, i, f), None
+        ctx.save_for_backward(rows, q, k, v, i, f)
         return h
 
     @staticmethod
     def backward(ctx: Any, dh: Tensor) -> tuple:
-        if torch.is_grad_enabled():  # see above
+        if is_grad_enabled():  # see above
             return _operators.backward(dh, None, None, *ctx.saved_tensors)[:TOKENS]
-        with _below_autograd():
-            return _backward_alone(dh, *ctx.saved_tensors)
+        return _backward_alone(dh, *ctx.saved_tensors)
 
 
 # What Function.apply calls in the end. Before that it asks for transforms of torch.func, as `call` does, and looks for
@@ -183,12 +177,17 @@ def _given(inputs: tuple) -> tuple:
 
 
 def _trains(given: tuple) -> bool:
-    return torch.is_grad_enabled() and (given[0].requires_grad or any(x is not None and x.requires_grad for x in given))
+    return is_grad_enabled() and (given[0].requires_grad or any(x is not None and x.requires_grad for x in given))
+
+
+def _has_rows(q: Tensor) -> bool:
+    """On a GPU forward hands its denominators to backward."""
+    return q.is_cuda
 
 
 def _hands_rows(operator: Any, inputs: tuple) -> bool:
-    """On a GPU forward hands its denominators to backward, unless that computes by another formulation."""
-    return operator is _operators.forward and inputs[0].is_cuda and inputs[FORMULATION:] != (RECURRENT,)
+    """Unless that computes by another formulation."""
+    return operator is _operators.forward and _has_rows(inputs[0]) and inputs[FORMULATION:] != (RECURRENT,)
 
 
 def call_traced(operator: Any, inputs: tuple) -> Any:
@@ -208,7 +207,7 @@ def call(operator: Any, inputs: tuple) -> Any:
         if _hands_rows(operator, inputs):
             operator = _operators.forward_with_rows
         return _apply_eager(operator, inputs, *given)
-    if torch.autograd.forward_ad._current_level >= 0:  # to be refused
+    if _forward_ad._current_level >= 0:  # to be refused
         return _apply_eager(operator, inputs, *given)
     with _below_autograd():
         return operator._op(*inputs)
@@ -216,11 +215,10 @@ def call(operator: Any, inputs: tuple) -> Any:
 
 def call_alone(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor) -> Tensor:
     """forward of these and nothing else, with as little as possible on the way."""
-    if _transforms_active() or torch.autograd.forward_ad._current_level >= 0:
+    if _transforms_active() or _forward_ad._current_level >= 0:
         return call(_operators.forward, (q, k, v, i, f))
-    if torch.is_grad_enabled() and (
+    if is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or i.requires_grad or f.requires_grad
     ):
         return _apply_alone(q, k, v, i, f)
-    with _below_autograd():
-        return _forward_alone(q, k, v, i, f)
+    return _forward_alone(q, k, v, i, f)

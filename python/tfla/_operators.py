@@ -16,7 +16,8 @@ forward_with_state = torch.ops.tfla.mlstm_with_state.default
 backward = torch.ops.tfla.mlstm_backward.default
 step = torch.ops.tfla.mlstm_step.default
 
-# The same with nothing but tensors: each further argument costs host time, one at its default too.
+# The same with nothing but tensors, and without derivatives: each further argument costs host time, one at its default
+# too, and so does a derivative that is not asked for.
 forward_alone = torch.ops.tfla.mlstm.alone
 forward_with_rows_alone = torch.ops.tfla.mlstm_with_rows.alone
 backward_alone = torch.ops.tfla.mlstm_backward.alone
