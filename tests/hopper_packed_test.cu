@@ -227,7 +227,7 @@ TEST_F(Cuda, PackedFloat16NormGradientsOnHopper) {
 TEST_F(Cuda, PackedRepeatsOnHopper) {
   if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
   for (const DType dtype : {DType::float16, DType::bfloat16}) {
-    Problem problem(packed_case(repeated({0, 200, 3}, 45), 4, 4, 64, 64, dtype));
+    Problem problem(packed_case(repeated({0, 200, 3}, 45), 12, 12, 64, 64, dtype));
     forward(problem.forward(), on_gpu);
     const Values h = gather(problem.forward().h);
     for (int call = 0; call < 500; ++call) forward(problem.forward(), on_gpu);
