@@ -29,6 +29,7 @@ OPERATIONS = {
     "forward, no gradient": 0,
     "backward": 1,
     "forward + backward": 2,
+    "in one thread": 2,
     "one of many": 2,
     "step": 3,
 }
@@ -126,6 +127,15 @@ class Bench:
         dh = torch.ones_like(function(*leaves))
         return self.python(lambda: torch.autograd.grad(function(*leaves), leaves, dh))
 
+    def _in_one_thread(self, timed: Timed) -> Timed:
+        """Where autograd has another thread for backward on a GPU, as it has unless told not to."""
+
+        def once() -> float:
+            with torch.autograd.set_multithreading_enabled(False):
+                return timed()
+
+        return once
+
     def _graph(self, function: Callable[..., torch.Tensor], count: int) -> Timed:
         """A graph of so many calls, in which the v of one is the h of the one before."""
         dh = torch.ones_like(self.tensors["h"])
@@ -151,11 +161,14 @@ class Bench:
             "forward + backward op": self._train(tfla.mlstm, leaves),
             "forward + backward nothing": self._train(Nothing.apply, leaves),
             "forward + backward built-in": self._train(built_in, alike),
+            "in one thread op": self._in_one_thread(self._train(tfla.mlstm, leaves)),
+            "in one thread nothing": self._in_one_thread(self._train(Nothing.apply, leaves)),
+            "in one thread built-in": self._in_one_thread(self._train(built_in, alike)),
             "step op": self.python(lambda: tfla.mlstm_step(*self.inputs, self.state), grad=False),
         }
         for name, function in {"op": tfla.mlstm, "nothing": Nothing.apply}.items():
             calls |= {f"{name}, {count}": self._graph(function, count) for count in (1, MANY)}
-        rows = ("forward", "forward + backward", "one of many", "step")
+        rows = ("forward", "forward + backward", "in one thread", "one of many", "step")
         times = self.fastest(calls | {f"{name} bare": self.bare(name) for name in rows})
         for name in ("op", "nothing"):  # what each further call adds to a graph
             times[f"one of many {name}"] = (times[f"{name}, {MANY}"] - times[f"{name}, 1"]) / (MANY - 1)
@@ -229,8 +242,9 @@ def main() -> None:
     print(f"torch {torch.__version__}, {options.device} ({where}), microseconds of host time per call")
     show(rows)
     print(
-        "The target of step is for the whole call, of the others for what is added. one of many: what each further\n"
-        "call adds to a graph of several, without the start of autograd's engine, which a graph pays for once.\n"
+        "The target of step is for the whole call, of the others for what is added. in one thread: forward + backward\n"
+        "under torch.autograd.set_multithreading_enabled(False). one of many: what each further call adds to a graph\n"
+        "of several, without the start of autograd's engine, which a graph pays for once.\n"
     )
     show(split)
     print(
