@@ -8,9 +8,11 @@ cd "$(dirname "$0")/.."
 
 if [[ ${1:-} == sanitize ]]; then
   bundle=build/gpu-sanitize-bundle
+  run=tools/gpu_sanitize.sh
   programs=(build/cuda-sanitize/tests/tfla_tests)
 else
   bundle=build/gpu-bundle
+  run=tools/gpu_test.sh
   programs=(build/cuda/tfla build/cuda/tests/tfla_tests)
 fi
 rm -rf "$bundle"
@@ -20,18 +22,6 @@ for program in "${programs[@]}"; do
   # Everything but the C library itself, which every Linux has.
   ldd "$program" | awk '/=> \// {print $3}' | grep -vE '/(libc|libm|ld-linux[^/]*)\.so' | xargs -I{} cp -u {} "$bundle"
 done
-if [[ ${1:-} == sanitize ]]; then
-  cp tools/gpu_sanitize.sh "$bundle/run"
-else
-  cat >"$bundle/run" <<'RUN'
-#!/usr/bin/env bash
-# All tests that need a GPU, and every variant against float64 there.
-set -euo pipefail
-cd "$(dirname "$0")"
-export LD_LIBRARY_PATH=$PWD
-./tfla_tests --gtest_filter='*Cuda*' --gtest_brief=1
-./tfla check --device cuda
-RUN
-fi
+cp "$run" "$bundle/run"
 chmod +x "$bundle/run"
 echo "written: $bundle ($(du -sh "$bundle" | cut -f1))"
