@@ -52,7 +52,13 @@ __device__ __forceinline__ void wait(unsigned barrier, unsigned parity) {
 __device__ __forceinline__ void named_wait(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
-// The same; whether `holds` does in all of them.
+__device__ __forceinline__ void named_arrive(int barrier, int threads) {
+  if constexpr (for_racecheck)
+    named_wait(barrier, threads);
+  else
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+// Waits for all. Whether `holds` does in every one of them.
 __device__ __forceinline__ bool named_all(int barrier, int threads, bool holds) {
   int all;
   asm volatile(
@@ -62,12 +68,6 @@ __device__ __forceinline__ bool named_all(int barrier, int threads, bool holds) 
       : "r"(barrier), "r"(threads), "r"(static_cast<int>(holds))
       : "memory");
   return all != 0;
-}
-__device__ __forceinline__ void named_arrive(int barrier, int threads) {
-  if constexpr (for_racecheck)
-    named_wait(barrier, threads);
-  else
-    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 // Registers that this warpgroup gives back, or takes.
