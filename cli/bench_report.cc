@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <tuple>
 
 #include "bench.h"
@@ -195,7 +196,10 @@ std::string to_text(const BenchResult& result, bool color) {
     out += "\nGrowth is the time divided by the time at the T before it.\n";
     out += growth_table(result, color);
   }
-  if (!result.steps.empty()) out += (out.empty() ? "" : "\n") + step_table(result, color);
+  if (!result.steps.empty()) {
+    if (!out.empty()) out += "\n";
+    out += step_table(result, color);
+  }
   if (result.products) {
     out += fmt::format("\nMatrix products of size {} in float32 by {}: {:.1f} GFLOP/s on all threads.\n",
                        result.products->size, result.products->blas, result.products->flops_per_second / 1e9);

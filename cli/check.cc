@@ -1,9 +1,11 @@
 // tfla check: is this build right on this machine? Forward and backward of every variant against float64.
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <array>
 #include <limits>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 

@@ -1,8 +1,11 @@
 // The commands of the program, one file each.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
+
+namespace CLI {
+class App;
+}
 
 namespace tfla::cli {
 

@@ -1,6 +1,7 @@
 // tfla explain: what a call would do, without doing it.
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>

@@ -2,16 +2,20 @@
 // UsageError, one sentence that names the option, what it was and what is accepted.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <functional>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "tfla/tfla.h"
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
 
 namespace tfla::cli {
 

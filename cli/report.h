@@ -1,7 +1,7 @@
 // The parts of a JSON report that commands share.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include "tfla/plan.h"
 
