@@ -438,8 +438,8 @@ TEST_F(Cuda, ForgettingOnHopper) {
   }
 }
 
-// Gates given as logarithms may let a state grow, here by 5 bits a token of its second block. Its H is right while it is
-// finite, and the same where the block goes on till nothing is.
+// Gates given as logarithms may let a state grow, here by 5 bits a token of its second block. Its H is right while it
+// is finite, and the same where the block goes on till nothing is.
 TEST_F(Cuda, GrowingOnHopper) {
   if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
   const auto case_of = [&](std::int64_t tokens) {

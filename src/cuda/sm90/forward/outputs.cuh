@@ -464,8 +464,9 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
       }
     });
   }
-  // Where it does, P as it is gated is divided by qbar, or by the unit next to it; rows of Q are multiplied by what qbar
-  // is of that. Where it is less, nothing but their part of the state, which is next to nothing, has this rounding.
+  // Where it does, P as it is gated is divided by qbar, or by the unit next to it; rows of Q are multiplied by what
+  // qbar is of that. Where it is less, nothing but their part of the state, which is next to nothing, has this
+  // rounding.
   __device__ __forceinline__ static float unit_of(float qbar) { return fminf(fmaxf(qbar, least_unit), most_unit); }
   __device__ __forceinline__ void set_units(float (&units)[2], float (&s)[32], float (&sums)[2], bool fresh) const {
     float inverse[2];
