@@ -5,7 +5,8 @@ set(TFLA_TEST_ENVIRONMENT "")
 if(TFLA_SANITIZE STREQUAL "address")
   set(flags -fsanitize=address,undefined -fno-sanitize-recover=all)
   list(APPEND TFLA_TEST_ENVIRONMENT "ASAN_OPTIONS=strict_string_checks=1:detect_stack_use_after_return=1"
-       "UBSAN_OPTIONS=print_stacktrace=1")
+       "UBSAN_OPTIONS=print_stacktrace=1"
+       "LSAN_OPTIONS=suppressions=${CMAKE_CURRENT_LIST_DIR}/leaks.txt:print_suppressions=0")
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     list(APPEND flags -Wno-maybe-uninitialized)  # instrumented, even libstdc++'s own headers set it off
   endif()

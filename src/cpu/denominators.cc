@@ -59,10 +59,13 @@ Denominator denominator(const Settings& settings, double qn, double m) {
 template <class Real>
 void start_norm(const Problem& problem, const Sequence& sequence, std::int64_t head, const NormBuffers<Real>& buffers) {
   const TensorView& n0 = problem.initial_state.n;
-  for (std::int64_t r = 0; r < problem.plan.shape.dqk; ++r) {
-    const std::int64_t at = sequence.index * n0.strides[0] + head * n0.strides[1] + r;
-    buffers.n[r] = n0.given() ? static_cast<double>(static_cast<const Real*>(n0.data)[at]) : 0.0;
+  const std::int64_t dqk = problem.plan.shape.dqk;
+  if (!n0.given()) {  // its strides may be anything
+    std::fill_n(buffers.n, dqk, 0.0);
+    return;
   }
+  const Real* from = static_cast<const Real*>(n0.data) + sequence.index * n0.strides[0] + head * n0.strides[1];
+  std::copy_n(from, dqk, buffers.n);
 }
 
 template <class Real>

@@ -223,12 +223,13 @@ void multiply_panel(const Product<Real>& x, int64_t first_row, int64_t depth, in
   constexpr int64_t most = panel_cols<Real>;
   HWY_ALIGN Real packed[depth_block * most];
   const int64_t vectors = (width + lanes<Real> - 1) / lanes<Real>;
-  const Real* b = x.b.data + first_row * x.b.stride + first_col;
-  int64_t b_row = x.b.stride;
+  const Real* b = packed;
+  int64_t b_row = vectors * lanes<Real>;
   if (x.b.transposed || width % lanes<Real> != 0) {
-    b = packed;
-    b_row = vectors * lanes<Real>;
     pack(x.b, first_row, first_col, depth, width, packed, b_row);
+  } else if (depth > 0) {  // else a and b may be nowhere
+    b = x.b.data + first_row * x.b.stride + first_col;
+    b_row = x.b.stride;
   }
   const bool begins = first_row == 0;
   const Real beta = begins ? x.beta : Real{1};
@@ -251,7 +252,7 @@ void multiply_panel(const Product<Real>& x, int64_t first_row, int64_t depth, in
     if (x.out_part == Part::lower) wanted = std::min(vectors, (end - first_col + lanes<Real> - 1) / lanes<Real>);
     if (wanted <= 0) continue;
     const Block<Real> block{.depth = last - skip,
-                            .a = x.a.data + row * a_row + (first_row + skip) * a_col,
+                            .a = depth > 0 ? x.a.data + row * a_row + (first_row + skip) * a_col : nullptr,
                             .a_row = a_row,
                             .a_col = a_col,
                             .b = b + skip * b_row,
