@@ -3,9 +3,9 @@
 
 #include <functional>
 
-namespace CLI {
+namespace CLI {  // NOLINT(readability-identifier-naming) CLI11's
 class App;
-}
+}  // namespace CLI
 
 namespace tfla::cli {
 

@@ -12,7 +12,7 @@
 
 #include "tfla/tfla.h"
 
-namespace CLI {
+namespace CLI {  // NOLINT(readability-identifier-naming) CLI11's
 class App;
 class Option;
 }  // namespace CLI
