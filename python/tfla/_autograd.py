@@ -186,7 +186,7 @@ def _has_rows(q: Tensor) -> bool:
 
 
 def _hands_rows(operator: Any, inputs: tuple) -> bool:
-    """Unless that computes by another formulation."""
+    """Whether this call does so: not where backward computes by another formulation."""
     return operator is _operators.forward and _has_rows(inputs[0]) and inputs[FORMULATION:] != (RECURRENT,)
 
 
