@@ -3,8 +3,9 @@
     make bench-python
 
 Calls are so small that host time is nearly all of it. On a GPU they are enqueued and not waited for. Two tables: what
-is added, beside what PyTorch itself takes on as many tensors before any operator does anything ("nothing" is an empty
-autograd.Function, "built-in" an operator of PyTorch's own, in C++ throughout); and where the time of a call goes.
+is added, beside what PyTorch itself takes on as many tensors before any operator does anything ("nothing" is an
+autograd.Function that only allocates what it returns, "built-in" an operator of PyTorch's own, in C++ throughout); and
+where the time of a call goes.
 """
 
 from __future__ import annotations
@@ -31,11 +32,14 @@ OPERATIONS = {
     "forward + backward": 2,
     "in one thread": 2,
     "one of many": 2,
+    "operators alone": 2,
+    "CUDA graph": 2,
     "step": 3,
 }
-# Microseconds: of the first two what is added to the bare calls, of step the whole call (at batch 1 on the GPU).
-TARGETS = {"forward": 15.0, "forward + backward": 30.0, "step": 12.0}
+# Microseconds: of step the whole call (at batch 1 on the GPU), of the others what is added to the bare calls.
+TARGETS = {"forward": 15.0, "forward + backward": 30.0, "operators alone": 30.0, "step": 12.0}
 MANY = 11  # calls of one graph
+WARM_UP = 1 / 8  # of the calls of a sample, before it: others have been in the caches until then
 
 
 Timed = Callable[[], float]  # makes so many calls; seconds of one
@@ -45,11 +49,11 @@ class Nothing(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, i, f):
         ctx.save_for_backward(q, k, v, i, f)
-        return v.view_as(v)
+        return torch.empty_like(v)
 
     @staticmethod
     def backward(ctx, dh):
-        return ctx.saved_tensors
+        return tuple([torch.empty_like(x) for x in ctx.saved_tensors])
 
 
 def built_in(q, k, v, i, f):
@@ -99,26 +103,39 @@ class Bench:
         shape = (ctypes.c_int64 * 5)(*self.shape)
         cuda = self.device == "cuda"
         stream = torch.cuda.current_stream().cuda_stream if cuda else None
-        return lambda: self.library.tfla_bare_calls(
-            OPERATIONS[operation],
-            part,
-            int(cuda),
-            torch.get_num_threads(),
-            shape,
-            pointers,
-            ctypes.c_int64(4 * self.tensors["scratch"].numel()),
-            ctypes.c_void_p(stream),
-            self.calls,
-        )
+
+        def call(count: int) -> float:
+            return self.library.tfla_bare_calls(
+                OPERATIONS[operation],
+                part,
+                int(cuda),
+                torch.get_num_threads(),
+                shape,
+                pointers,
+                ctypes.c_int64(4 * self.tensors["scratch"].numel()),
+                ctypes.c_void_p(stream),
+                count,
+            )
+
+        def once() -> float:
+            call(int(WARM_UP * self.calls))
+            return call(self.calls)
+
+        return once
 
     def python(self, call: Callable[[], object], calls: int | None = None, grad: bool = True) -> Timed:
+        """What calls return is kept until the clock has stopped: in training a graph is freed by backward, so that is
+        no part of forward."""
         calls = calls or self.calls
 
         def once() -> float:
+            results: list[object] = [None] * calls
             with torch.set_grad_enabled(grad):
-                start = time.perf_counter()
-                for _ in range(calls):
+                for _ in range(int(WARM_UP * calls)):
                     call()
+                start = time.perf_counter()
+                for index in range(calls):
+                    results[index] = call()
                 return (time.perf_counter() - start) / calls
 
         return once
@@ -135,6 +152,28 @@ class Bench:
                 return timed()
 
         return once
+
+    def _operators_alone(self) -> Timed:
+        """Forward and backward by one call of an operator each, as a node of one's own would make them."""
+        dh = self.tensors["h"]
+
+        def train() -> object:
+            h, rows = library.forward_with_rows_alone._op(*self.inputs)
+            return library.backward_alone._op(dh, rows, *self.inputs)
+
+        return self.python(train, grad=False)
+
+    def _captured(self) -> Timed:
+        """Forward and backward in a CUDA graph."""
+        train = self._train(tfla.mlstm, self.leaves)
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            train()
+        torch.cuda.synchronize()
+        dh = torch.ones_like(self.tensors["h"])
+        with torch.cuda.graph(graph):
+            self.captured = torch.autograd.grad(tfla.mlstm(*self.leaves), self.leaves, dh)
+        return self.python(graph.replay)
 
     def _graph(self, function: Callable[..., torch.Tensor], count: int) -> Timed:
         """A graph of so many calls, in which the v of one is the h of the one before."""
@@ -164,11 +203,15 @@ class Bench:
             "in one thread op": self._in_one_thread(self._train(tfla.mlstm, leaves)),
             "in one thread nothing": self._in_one_thread(self._train(Nothing.apply, leaves)),
             "in one thread built-in": self._in_one_thread(self._train(built_in, alike)),
+            "operators alone op": self._operators_alone(),
             "step op": self.python(lambda: tfla.mlstm_step(*self.inputs, self.state), grad=False),
         }
+        rows = ["forward", "forward + backward", "in one thread", "one of many", "operators alone", "step"]
+        if self.device == "cuda":
+            calls["CUDA graph op"] = self._captured()
+            rows.insert(-1, "CUDA graph")
         for name, function in {"op": tfla.mlstm, "nothing": Nothing.apply}.items():
             calls |= {f"{name}, {count}": self._graph(function, count) for count in (1, MANY)}
-        rows = ("forward", "forward + backward", "in one thread", "one of many", "step")
         times = self.fastest(calls | {f"{name} bare": self.bare(name) for name in rows})
         for name in ("op", "nothing"):  # what each further call adds to a graph
             times[f"one of many {name}"] = (times[f"{name}, {MANY}"] - times[f"{name}, 1"]) / (MANY - 1)
@@ -232,7 +275,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--repetitions", type=int, default=100, help="samples of each call")
-    parser.add_argument("--calls", type=int, default=200, help="calls per sample (few enough for a GPU's queue)")
+    parser.add_argument("--calls", type=int, default=80, help="calls per sample (a GPU's queue takes 1,024 kernels)")
     parser.add_argument("--json", type=Path, help="also write the rows here")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -244,7 +287,8 @@ def main() -> None:
     print(
         "The target of step is for the whole call, of the others for what is added. in one thread: forward + backward\n"
         "under torch.autograd.set_multithreading_enabled(False). one of many: what each further call adds to a graph\n"
-        "of several, without the start of autograd's engine, which a graph pays for once.\n"
+        "of several, without the start of autograd's engine, which a graph pays for once. operators alone: forward and\n"
+        "backward as two calls of operators, without autograd. CUDA graph: both, captured, per replay.\n"
     )
     show(split)
     print(

@@ -1,5 +1,7 @@
 """tfla.mlstm and its formulations against the recurrence in float64: values, states, gradients."""
 
+import inspect
+
 import pytest
 import torch
 
@@ -54,6 +56,20 @@ def check(function, given: Inputs, options: dict, *, state=None, reference=recur
             errors[f"d{name}"] = relative_error(x.grad, y.grad) / max(grad_bound, state_bound[1])
     bad = {name: error for name, error in errors.items() if not error < 1}
     assert not bad, f"errors in units of their bounds: {bad}"
+
+
+def test_options_at_their_defaults():
+    """Tensors alone take a shorter way through the package, with the signature of the longer one."""
+    parameters = inspect.signature(tfla.mlstm).parameters.values()
+    defaults = {x.name: x.default for x in parameters if x.kind is x.KEYWORD_ONLY}
+    assert len(defaults) == 11 and defaults["eps"] == 1e-6
+    given, other = make_inputs().leaves(), make_inputs().leaves()
+    alone, named = tfla.mlstm(*given), tfla.mlstm(*other, **defaults)
+    assert torch.equal(alone, named)
+    for x in (alone, named):
+        x.backward(torch.ones_like(x))
+    for x, y in zip(given, other, strict=True):
+        assert torch.equal(x.grad, y.grad)
 
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)

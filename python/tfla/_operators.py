@@ -22,3 +22,8 @@ forward_alone = torch.ops.tfla.mlstm.alone
 forward_with_rows_alone = torch.ops.tfla.mlstm_with_rows.alone
 backward_alone = torch.ops.tfla.mlstm_backward.alone
 step_alone = torch.ops.tfla.mlstm_step.alone
+
+# Else PyTorch would have them pass through a kernel that looks for gradients to warn about.
+_underived = torch.library.Library("tfla", "IMPL")
+for _operator in (forward_alone, forward_with_rows_alone, backward_alone, step_alone):
+    _underived.impl(_operator, torch.library.fallthrough_kernel, "Autograd")
