@@ -287,8 +287,8 @@ def main() -> None:
     print(
         "The target of step is for the whole call, of the others for what is added. in one thread: forward + backward\n"
         "under torch.autograd.set_multithreading_enabled(False). one of many: what each further call adds to a graph\n"
-        "of several, without the start of autograd's engine, which a graph pays for once. operators alone: forward and\n"
-        "backward as two calls of operators, without autograd. CUDA graph: both, captured, per replay.\n"
+        "of several, without the start of autograd's engine, which a graph pays for once. operators alone: forward\n"
+        "and backward as two calls of operators, without autograd. CUDA graph: both, captured, per replay.\n"
     )
     show(split)
     print(
