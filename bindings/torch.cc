@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "tfla/tfla.h"
@@ -120,7 +121,12 @@ class Arguments {
   Value take() {
     return torch::stable::detail::to<Value>(*next_++);
   }
-  Owned tensor() { return Owned(take<AtenTensorHandle>()); }
+  // The dispatcher lets None pass for a tensor.
+  Owned tensor(const char* name) {
+    Owned tensor(take<AtenTensorHandle>());
+    if (TensorRef(tensor).defined()) return tensor;
+    throw InvalidArgument(std::string("tfla: ") + name + " is missing; it must be a tensor");
+  }
   Owned maybe_tensor() { return Owned(take<std::optional<AtenTensorHandle>>().value_or(nullptr)); }
 
  private:
@@ -142,6 +148,15 @@ Owned with_rows(Owned tensor) {
   AtenTensorHandle handle = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(rows.get(), &handle));
   return Owned(handle);
+}
+
+template <class Call>
+void take_tokens(Arguments& given, Call& call) {
+  call.q = given.tensor("q");
+  call.k = given.tensor("k");
+  call.v = given.tensor("v");
+  call.i = given.tensor("i");
+  call.f = given.tensor("f");
 }
 
 // The options that sequences and steps have in common.
@@ -166,7 +181,7 @@ enum class Form : std::uint8_t { whole, alone };
 
 Sequence take_sequence(Arguments& given, Form form) {
   Sequence s;
-  for (Owned* tensor : {&s.q, &s.k, &s.v, &s.i, &s.f}) *tensor = given.tensor();
+  take_tokens(given, s);
   if (form == Form::alone) return s;
   for (Owned* tensor : {&s.C, &s.n, &s.m, &s.cu_seqlens}) *tensor = given.maybe_tensor();
   take_family(given, s.head_first, s.options);
@@ -250,7 +265,7 @@ tfla::Formulation differentiable(tfla::Formulation formulation) {
 template <Form Which>
 void mlstm_backward(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*outputs*/) {
   Arguments given(stack);
-  const Owned dh = with_rows(given.tensor());
+  const Owned dh = with_rows(given.tensor("dh"));
   Owned dC, dn;
   if constexpr (Which == Form::whole) {
     dC = with_rows(given.maybe_tensor());
@@ -327,7 +342,10 @@ struct Step {
 
 Step take_step(Arguments& given, Form form) {
   Step s;
-  for (Owned* tensor : {&s.q, &s.k, &s.v, &s.i, &s.f, &s.C, &s.n, &s.m}) *tensor = given.tensor();
+  take_tokens(given, s);
+  s.C = given.tensor("state.C");
+  s.n = given.tensor("state.n");
+  s.m = given.tensor("state.m");
   if (form == Form::alone) return s;
   s.slots = given.maybe_tensor();
   take_family(given, s.head_first, s.options);

@@ -55,6 +55,7 @@ class TensorRef {
  public:
   TensorRef(const Owned& tensor) : handle_(tensor.get()) {}  // NOLINT(google-explicit-constructor)
 
+  [[nodiscard]] bool defined() const { return read<bool>(aoti_torch_is_defined); }
   [[nodiscard]] std::int64_t rank() const { return read<std::int64_t>(aoti_torch_get_dim); }
   [[nodiscard]] std::int32_t dtype() const { return read<std::int32_t>(aoti_torch_get_dtype); }
   [[nodiscard]] std::int32_t device_type() const { return read<std::int32_t>(aoti_torch_get_device_type); }

@@ -15,7 +15,17 @@ def replaced(**changes):
     return [changes.get(name, x) for name, x in zip("qkvif", GIVEN, strict=True)]
 
 
+def leaves(**changes):
+    return [changes.get(name, x) for name, x in zip("qkvif", GIVEN.leaves(), strict=True)]
+
+
 REFUSED = {
+    "no q": (lambda: tfla.mlstm(*replaced(q=None)), "q is missing"),
+    "no k for a gradient": (lambda: tfla.mlstm(*leaves(k=None)), "k is missing"),
+    "no q for a gradient": (lambda: tfla.mlstm(*leaves(q=None)), "q is missing"),
+    "no v for a state": (lambda: tfla.mlstm(*leaves(v=None), output_final_state=True), "v is missing"),
+    "no f in step": (lambda: tfla.mlstm_step(*replaced(f=None), STATE), "f is missing"),
+    "no C in step": (lambda: tfla.mlstm_step(*GIVEN, (None, *STATE[1:])), "state.C is missing"),
     "rank of q": (lambda: tfla.mlstm(*replaced(q=GIVEN.q[0])), "q has 3 axes"),
     "rank of v": (lambda: tfla.mlstm(*replaced(v=GIVEN.v[0])), "v has 3 axes"),
     "five axes": (lambda: tfla.mlstm(*replaced(q=GIVEN.q[None])), "q has 5 axes"),
@@ -68,6 +78,15 @@ def test_refused(case):
     call, sentence = REFUSED[case]
     with pytest.raises(ValueError, match=rf"^tfla: .*{sentence}"):
         call()
+
+
+@pytest.mark.parametrize("inputs", [replaced, leaves])
+@pytest.mark.parametrize("name", "qkvif")
+@pytest.mark.parametrize("options", [{}, {"gate": "sigmoid", "output_final_state": True}], ids=str)
+def test_other_than_tensors_are_refused(inputs, name, options):
+    """By PyTorch's dispatcher."""
+    with pytest.raises(RuntimeError, match=f"argument '{name}' but instead found type 'list'"):
+        tfla.mlstm(*inputs(**{name: [1.0]}), **options)
 
 
 def test_registered_operator_refuses_unknown_numbers():

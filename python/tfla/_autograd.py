@@ -177,12 +177,13 @@ def _given(inputs: tuple) -> tuple:
 
 
 def _trains(given: tuple) -> bool:
-    return is_grad_enabled() and (given[0].requires_grad or any(x is not None and x.requires_grad for x in given))
+    """What is no tensor is for the operator to refuse."""
+    return is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in given)
 
 
 def _has_rows(q: Tensor) -> bool:
     """On a GPU forward hands its denominators to backward."""
-    return q.is_cuda
+    return getattr(q, "is_cuda", False)  # see _trains
 
 
 def _hands_rows(operator: Any, inputs: tuple) -> bool:
@@ -217,8 +218,12 @@ def call_alone(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor) -> Tensor:
     """forward of these and nothing else, with as little as possible on the way."""
     if _transforms_active() or _forward_ad._current_level >= 0:
         return call(_operators.forward, (q, k, v, i, f))
-    if is_grad_enabled() and (
-        q.requires_grad or k.requires_grad or v.requires_grad or i.requires_grad or f.requires_grad
-    ):
+    try:
+        trains = is_grad_enabled() and (
+            q.requires_grad or k.requires_grad or v.requires_grad or i.requires_grad or f.requires_grad
+        )
+    except AttributeError:  # see _trains
+        trains = False
+    if trains:
         return _apply_alone(q, k, v, i, f)
     return _forward_alone(q, k, v, i, f)

@@ -383,7 +383,7 @@ def mlstm_step(
         h, shaped as v, in the dtype of q. It has no gradient: call under torch.no_grad() or torch.inference_mode().
     """
     C, n, m = state
-    if is_grad_enabled() and any(x.requires_grad for x in (q, k, v, i, f, C, n, m)):
+    if is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in (q, k, v, i, f, C, n, m)):
         raise RuntimeError(
             "tfla: mlstm_step was given a tensor that requires a gradient, and has none; "
             "call it under torch.no_grad(), or use mlstm with initial_state"
