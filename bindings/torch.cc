@@ -21,6 +21,7 @@
 namespace {
 
 using tfla::InvalidArgument;
+using tfla::binding::check_allocation;
 using tfla::binding::codes;
 using tfla::binding::Owned;
 using tfla::binding::Place;
@@ -38,8 +39,9 @@ Enumeration enumerator(std::int64_t value) {
 // shape can be read from, validation comes first and says why.
 template <class Args>
 tfla::Plan plan_of(tfla::Operation operation, const Args& args, const Place& place) {
-  bool packed = false;
+  bool packed = false, dn_last = false;
   if constexpr (requires { args.cu_seqlens; }) packed = args.cu_seqlens.given();
+  if constexpr (requires { args.dlast_state; }) dn_last = args.dlast_state.n.given();
   if (packed || args.q.rank != 4 || args.v.rank != 4) return tfla::plan(args, place.execution());
   const tfla::MlstmShape shape{.batch = args.q.shape[0],
                                .tokens = args.q.shape[1],
@@ -50,7 +52,8 @@ tfla::Plan plan_of(tfla::Operation operation, const Args& args, const Place& pla
                                .sequences = args.q.shape[0],
                                .longest = args.q.shape[1],
                                .dtype = args.q.dtype,
-                               .gate_dtype = args.i.dtype};
+                               .gate_dtype = args.i.dtype,
+                               .dn_last = dn_last};
   tfla::Plan plan = tfla::plan(operation, shape, args.options, place.execution());
   if constexpr (requires { tfla::fits(plan, args); }) {
     if (!tfla::fits(plan, args)) plan = tfla::plan(args, place.execution());
@@ -68,7 +71,7 @@ class Scratch {
     const bool cuda = place.execution().device == tfla::Device::cuda;
     if (cuda && aoti_torch_cuda_caching_allocator_raw_alloc != nullptr) {
       void* memory = nullptr;
-      TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_caching_allocator_raw_alloc(bytes, &memory));
+      check_allocation(aoti_torch_cuda_caching_allocator_raw_alloc(bytes, &memory), cuda);
       memory_ = static_cast<std::byte*>(memory);
       cuda_ = true;
     } else if (cuda || bytes > kept_bytes) {
@@ -121,16 +124,21 @@ class Arguments {
   Value take() {
     return torch::stable::detail::to<Value>(*next_++);
   }
-  // The dispatcher lets None pass for a tensor.
+  // The dispatcher lets None pass for a tensor. It is refused when all arguments are taken, since they are ours to free.
   Owned tensor(const char* name) {
     Owned tensor(take<AtenTensorHandle>());
-    if (TensorRef(tensor).defined()) return tensor;
-    throw InvalidArgument(std::string("tfla: ") + name + " is missing; it must be a tensor");
+    if (missing_ == nullptr && !TensorRef(tensor).defined()) missing_ = name;
+    return tensor;
   }
   Owned maybe_tensor() { return Owned(take<std::optional<AtenTensorHandle>>().value_or(nullptr)); }
+  void refuse_missing() const {
+    if (missing_ != nullptr)
+      throw InvalidArgument(std::string("tfla: ") + missing_ + " is missing; it must be a tensor");
+  }
 
  private:
   const StableIValue* next_;
+  const char* missing_ = nullptr;
 };
 
 // Results, over the arguments, which have been taken by then.
@@ -176,18 +184,20 @@ struct Sequence {
 };
 
 // Every argument of an operator costs host time, one at its default too. So each operator that is called often has a
-// form with nothing but its tensors.
+// form with nothing but its tensors, which has no derivative and a name that begins with an underscore.
 enum class Form : std::uint8_t { whole, alone };
 
 Sequence take_sequence(Arguments& given, Form form) {
   Sequence s;
   take_tokens(given, s);
-  if (form == Form::alone) return s;
-  for (Owned* tensor : {&s.C, &s.n, &s.m, &s.cu_seqlens}) *tensor = given.maybe_tensor();
-  take_family(given, s.head_first, s.options);
-  s.options.exact_normalizer_grad = given.take<bool>();
-  s.options.chunk_size = given.take<std::int64_t>();
-  s.options.formulation = enumerator<tfla::Formulation>(given.take<std::int64_t>());
+  if (form == Form::whole) {
+    for (Owned* tensor : {&s.C, &s.n, &s.m, &s.cu_seqlens}) *tensor = given.maybe_tensor();
+    take_family(given, s.head_first, s.options);
+    s.options.exact_normalizer_grad = given.take<bool>();
+    s.options.chunk_size = given.take<std::int64_t>();
+    s.options.formulation = enumerator<tfla::Formulation>(given.take<std::int64_t>());
+  }
+  given.refuse_missing();
   return s;
 }
 
@@ -265,14 +275,14 @@ tfla::Formulation differentiable(tfla::Formulation formulation) {
 template <Form Which>
 void mlstm_backward(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*outputs*/) {
   Arguments given(stack);
-  const Owned dh = with_rows(given.tensor("dh"));
-  Owned dC, dn;
+  Owned dh = given.tensor("dh"), dC, dn;
   if constexpr (Which == Form::whole) {
-    dC = with_rows(given.maybe_tensor());
-    dn = with_rows(given.maybe_tensor());
+    dC = given.maybe_tensor();
+    dn = given.maybe_tensor();
   }
   const Owned rows = given.maybe_tensor();
   Sequence s = take_sequence(given, Which);
+  for (Owned* gradient : {&dh, &dC, &dn}) *gradient = with_rows(std::move(*gradient));
   s.options.formulation = differentiable(s.options.formulation);
   const Place place(s.q);
   const Views views(place, s.head_first);
@@ -346,9 +356,11 @@ Step take_step(Arguments& given, Form form) {
   s.C = given.tensor("state.C");
   s.n = given.tensor("state.n");
   s.m = given.tensor("state.m");
-  if (form == Form::alone) return s;
-  s.slots = given.maybe_tensor();
-  take_family(given, s.head_first, s.options);
+  if (form == Form::whole) {
+    s.slots = given.maybe_tensor();
+    take_family(given, s.head_first, s.options);
+  }
+  given.refuse_missing();
   return s;
 }
 
@@ -390,28 +402,28 @@ void mlstm_step(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*o
 
 STABLE_TORCH_LIBRARY(tfla, library) {
   library.def("mlstm" TFLA_SEQUENCE " -> Tensor");
-  library.def("mlstm.alone(" TFLA_INPUTS ") -> Tensor");
+  library.def("_mlstm(" TFLA_INPUTS ") -> Tensor");
   library.def("mlstm_with_rows" TFLA_SEQUENCE " -> (Tensor, Tensor)");
-  library.def("mlstm_with_rows.alone(" TFLA_INPUTS ") -> (Tensor, Tensor)");
+  library.def("_mlstm_with_rows(" TFLA_INPUTS ") -> (Tensor, Tensor)");
   library.def("mlstm_with_state" TFLA_SEQUENCE " -> (Tensor, Tensor, Tensor, Tensor)");
   library.def("mlstm_backward(Tensor dh, Tensor? dC, Tensor? dn, Tensor? rows, " TFLA_INPUTS TFLA_INITIAL TFLA_FAMILY
                   TFLA_TRAINING ") -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-  library.def("mlstm_backward.alone(Tensor dh, Tensor? rows, " TFLA_INPUTS
+  library.def("_mlstm_backward(Tensor dh, Tensor? rows, " TFLA_INPUTS
               ") -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   library.def("mlstm_step(" TFLA_INPUTS TFLA_STATE ", Tensor? slots=None" TFLA_FAMILY ") -> Tensor");
-  library.def("mlstm_step.alone(" TFLA_INPUTS TFLA_STATE ") -> Tensor");
+  library.def("_mlstm_step(" TFLA_INPUTS TFLA_STATE ") -> Tensor");
 }
 
 #define TFLA_KERNELS(library)                                            \
   (library).impl("mlstm", mlstm<Form::whole>);                           \
-  (library).impl("mlstm.alone", mlstm<Form::alone>);                     \
+  (library).impl("_mlstm", mlstm<Form::alone>);                     \
   (library).impl("mlstm_with_rows", mlstm_with_rows<Form::whole>);       \
-  (library).impl("mlstm_with_rows.alone", mlstm_with_rows<Form::alone>); \
+  (library).impl("_mlstm_with_rows", mlstm_with_rows<Form::alone>); \
   (library).impl("mlstm_with_state", mlstm_with_state);                  \
   (library).impl("mlstm_backward", mlstm_backward<Form::whole>);         \
-  (library).impl("mlstm_backward.alone", mlstm_backward<Form::alone>);   \
+  (library).impl("_mlstm_backward", mlstm_backward<Form::alone>);   \
   (library).impl("mlstm_step", mlstm_step<Form::whole>);                 \
-  (library).impl("mlstm_step.alone", mlstm_step<Form::alone>)
+  (library).impl("_mlstm_step", mlstm_step<Form::alone>)
 
 STABLE_TORCH_LIBRARY_IMPL(tfla, CPU, library) { TFLA_KERNELS(library); }
 STABLE_TORCH_LIBRARY_IMPL(tfla, CUDA, library) { TFLA_KERNELS(library); }

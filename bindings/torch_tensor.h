@@ -14,6 +14,7 @@
 #include <initializer_list>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <type_traits>
 
@@ -24,6 +25,8 @@ extern "C" {
 AOTITorchError __attribute__((weak)) aoti_torch_get_current_cuda_stream(int32_t device, void** stream);
 AOTITorchError __attribute__((weak)) aoti_torch_cuda_caching_allocator_raw_alloc(uint64_t bytes, void** memory);
 AOTITorchError __attribute__((weak)) aoti_torch_cuda_caching_allocator_raw_delete(void* memory);
+// From torch 2.13 on.
+const char* __attribute__((weak)) torch_exception_get_what_without_backtrace();
 }
 
 namespace tfla::binding {
@@ -41,6 +44,16 @@ struct Codes {
 inline const Codes& codes() {
   static const Codes known;
   return known;
+}
+
+// Torch had no memory to give: its own sentence, by which callers know what it is (python/tfla/_memory.py), or where it
+// does not hand that on, one that begins alike.
+inline void check_allocation(AOTITorchError status, bool cuda) {
+  if (status == AOTI_TORCH_SUCCESS) return;
+  if (torch_exception_get_what_without_backtrace != nullptr)
+    throw std::runtime_error(torch_exception_get_what_without_backtrace());
+  throw std::runtime_error(std::string(cuda ? "CUDA out of memory" : "DefaultCPUAllocator: not enough memory") +
+                           ": torch had none to give for a call of tfla");
 }
 
 // A tensor of this call, or none. What a kernel finds on its stack is its own. torch::stable::Tensor would put a shared
@@ -137,8 +150,9 @@ class Place {
       stride *= shape[axis] > 0 ? shape[axis] : 1;
     }
     AtenTensorHandle handle = nullptr;
-    TORCH_ERROR_CODE_CHECK(
-        aoti_torch_empty_strided(rank, shape, strides.data(), dtype, device_type_, device_index_, &handle));
+    check_allocation(
+        aoti_torch_empty_strided(rank, shape, strides.data(), dtype, device_type_, device_index_, &handle),
+        device_type_ == codes().cuda);
     return Owned(handle);
   }
 

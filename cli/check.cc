@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "check_random.h"
 #include "commands.h"
 #include "options.h"
 #include "progress.h"
@@ -31,7 +32,8 @@ constexpr const char* examples =
     "  tfla check                                  every variant and dtype, under a minute on two cores\n"
     "  tfla check --quick                          the same on shorter sequences\n"
     "  tfla check --dtype bfloat16 --chunk 128     one dtype at one chunk size\n"
-    "  tfla check --shape 1,1024,4,128,256 --dtype float32 --json check.json";
+    "  tfla check --shape 1,1024,4,128,256 --dtype float32 --json check.json\n"
+    "  tfla check --random 500 --seed 1000         500 random calls; an error must be explained by roundings";
 
 struct Variant {
   InputGate gate;
@@ -49,6 +51,7 @@ struct CheckOptions {
   bool shape_given = false;
   bool quick = false;
   std::uint64_t seed = 1;
+  std::int64_t random = 0;  // calls
   std::string json;
 };
 
@@ -194,6 +197,7 @@ std::string to_text(const std::vector<Row>& rows, bool color) {
 }
 
 int check(CheckOptions options) {
+  if (options.random > 0) return check_random(options.random, options.seed, options.common.execution, options.json);
   // The shape for which the bounds of 16-bit products were measured: on fewer tokens a single row with a denominator
   // near zero can decide the error.
   if (options.common.execution.device == Device::cuda && !options.shape_given)
@@ -246,6 +250,8 @@ Command add_check(CLI::App& program) {
   add("--seed", "N", "another seed draws other numbers (default 1)", [&o](Text option, Text text) {
     o.seed = static_cast<std::uint64_t>(parse_integer(option, text, 0, std::numeric_limits<std::int64_t>::max()));
   });
+  add("--random", "N", "N random calls of all shapes, options and layouts instead, drawn from the seed on",
+      [&o](Text option, Text text) { o.random = parse_integer(option, text, 1, 100'000'000); });
   add_common_options(*app, o.common);
   add("--json", "FILE", "write every error to this file", [&o](Text, Text text) { o.json = text; });
   return {app, [options] { return check(*options); }};

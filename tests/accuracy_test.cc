@@ -36,9 +36,13 @@ constexpr DTypes dtypes[] = {{DType::float32, DType::float32},   {DType::float64
                              {DType::bfloat16, DType::bfloat16}, {DType::float16, DType::float16},
                              {DType::float32, DType::bfloat16},  {DType::float64, DType::float32}};
 
+// padded: tokens behind the last sequence, and boundaries that are a column of a table. single: the same with one
+// sequence.
+enum class Packing : std::uint8_t { none, whole, padded, single };
+
 struct Heads {
   std::int64_t batch, heads, qk_heads;
-  bool packed;
+  Packing packing;
 };
 
 // The values of every factor. Two tables are drawn from it: a full one, and one small enough for sanitizers.
@@ -50,17 +54,26 @@ const Factors full{.chunk_sizes = {64, 0, 16, 100, 7, 256, 1, 2048},
                    .tokens = {200, 65, 1000, 1, 64, 63, 2, 0},
                    .dqk = {64, 3, 128, 24, 96, 8, 256, 1},
                    .dhv = {96, 8, 256, 1, 128, 3, 64, 24},
-                   .heads = {{2, 2, 2, false}, {1, 4, 2, false}, {1, 3, 1, true}, {3, 2, 1, false}, {1, 2, 2, true}}};
+                   .heads = {{2, 2, 2, Packing::none},
+                             {1, 4, 2, Packing::none},
+                             {1, 3, 1, Packing::whole},
+                             {3, 2, 1, Packing::none},
+                             {1, 2, 2, Packing::padded},
+                             {1, 2, 1, Packing::single}}};
 const Factors few{.chunk_sizes = {16, 0, 7, 1, 64},
                   .tokens = {65, 40, 1, 2, 0},
                   .dqk = {8, 3, 24, 1},
                   .dhv = {24, 1, 8, 3},
-                  .heads = {{2, 2, 2, false}, {1, 4, 2, false}, {1, 3, 1, true}}};
+                  .heads = {{2, 2, 2, Packing::none},
+                            {1, 4, 2, Packing::none},
+                            {1, 3, 1, Packing::padded},
+                            {1, 2, 2, Packing::single}}};
 
 // Packed sequences of uneven lengths, among them an empty one and, where there is room, one of one token.
-std::vector<std::int64_t> boundaries(std::int64_t tokens) {
-  const std::int64_t third = tokens / 3;
-  return {0, third, third, std::min(third + 1, tokens), tokens};
+std::vector<std::int64_t> boundaries(std::int64_t tokens, Packing packing) {
+  const std::int64_t third = tokens / 3, end = packing == Packing::whole ? tokens : tokens - tokens / 5;
+  if (packing == Packing::single) return {0, end};
+  return {0, third, third, std::min(third + 1, end), end};
 }
 
 enum Factor : std::size_t {
@@ -94,6 +107,7 @@ std::vector<int> levels(const Factors& f) {
   count[dhv] = size(f.dhv);
   count[heads] = size(f.heads);
   count[layout] = 3;
+  count[state] = 3;
   return count;
 }
 
@@ -134,7 +148,8 @@ Case make_case(const Factors& f, const Row& row) {
              .dhv = pick(f.dhv, row[dhv]),
              .dtype = d.dtype,
              .gate_dtype = d.gate_dtype};
-  if (h.packed) c.cu_seqlens = boundaries(c.shape.tokens);
+  if (h.packing != Packing::none) c.cu_seqlens = boundaries(c.shape.tokens, h.packing);
+  if (h.packing == Packing::padded) c.index_stride = 3;
   c.options = {.gate = v.gate,
                .normalizer = v.normalizer,
                .exact_normalizer_grad = row[exact] == 1,
@@ -142,7 +157,8 @@ Case make_case(const Factors& f, const Row& row) {
                .formulation = static_cast<Formulation>(row[formulation])};
   if (row[cap] == 1) c.options.soft_cap = 15;
   c.layout = static_cast<Layout>(row[layout]);
-  c.initial_state = row[state] == 1;
+  c.initial_state = row[state] > 0;
+  c.in_place = row[state] == 2;
   c.last_state_grad = row[grad] == 1;
   return c;
 }

@@ -67,6 +67,15 @@ class Teaching(ProgramTest):
             self.assertIn(command, text)
 
 
+class RandomCheck(ProgramTest):
+    def test_roundings_explain_every_error(self) -> None:
+        path = self.directory / "random.json"
+        text = self.assert_done("check", "--random", "40", "--seed", "7", "--json", str(path))
+        self.assertIn("40 calls", text)
+        report = json.loads(path.read_text())
+        self.assertEqual((report["calls"], report["seed"], report["outliers"]), (40, 7, []))
+
+
 class Refusals(ProgramTest):
     def test_command_line(self) -> None:
         for arguments, names in (
@@ -88,6 +97,7 @@ class Refusals(ProgramTest):
             (("check", "--chunk", "-8"), "--chunk"),
             (("check", "--chunk", "99999999999999999999"), "--chunk"),
             (("check", "--seed", "x"), "--seed"),
+            (("check", "--random", "0"), "--random"),
             (("check", "--dtype", "int8"), "float32, float64, bfloat16, float16"),
             (("check", "--dtype", "int32"), "int32"),
             (("check", "--device", "tpu"), "cpu, cuda"),

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "device_memory.h"
 #include "on_gpu.h"
 #include "reference/tensor.h"
 #include "reference/values.h"
@@ -98,17 +99,6 @@ __global__ void fill_small(std::uint16_t* to, std::int64_t count, std::uint32_t 
     to[e] = static_cast<std::uint16_t>(0x3F00U | (x & 0x7FU) | (x & 0x80U) << 8);
   }
 }
-
-struct DeviceMemory {
-  void* data = nullptr;
-  explicit DeviceMemory(std::int64_t bytes) {
-    if (cudaMalloc(&data, static_cast<std::size_t>(bytes)) != cudaSuccess) data = nullptr;
-    cudaGetLastError();
-  }
-  ~DeviceMemory() { cudaFree(data); }
-  DeviceMemory(const DeviceMemory&) = delete;
-  DeviceMemory& operator=(const DeviceMemory&) = delete;
-};
 
 // v, h, dh and dv have more than 2^31 elements each; the last sequence lies beyond that mark, and must be what the same
 // tokens give in small tensors. On Hopper kernel `values` has one panel of dqk here and hundreds of tiles to a block:

@@ -53,10 +53,12 @@ void add_widths(std::vector<SmallCase>& all) {
             if (half && dqk > 128 && !wide) continue;
             if (dqk > 256 && (half || packed)) continue;
             Case c = small_case(dtype, tokens, 1, dqk, wide ? wide_dhv[turn] : 64);
-            if (packed) c.cu_seqlens = {0, 65, 65, 300, tokens};
+            if (packed) c.cu_seqlens = {0, 65, 65, 300, tokens - 7};
+            c.index_stride = 2;
             c.options = {.gate = gate_of(normalized), .keep_states = keep};
             c.layout = keep ? Layout::bhtd : Layout::fused;
             c.initial_state = c.last_state_grad = normalized;
+            c.in_place = normalized && keep == packed;
             all.push_back({.c = c});
           }
 }
@@ -89,6 +91,7 @@ void add_segments(std::vector<SmallCase>& all) {
             Case c = small_case(dtype, packed ? 1200 : 4096, 1, dqk, dhv);
             if (packed) c.cu_seqlens = {0, 1100, 1200};
             c.options = {.gate = gate_of(keep), .keep_states = keep};
+            c.initial_state = c.in_place = dqk == 72;
             all.push_back({.c = c, .segments = true});
           }
 }
@@ -110,7 +113,7 @@ void add_portable(std::vector<SmallCase>& all) {
     Case shared = small_case(dtype, 100, 2, 64, 136);  // two heads with the queries and keys of one
     shared.shape.qk_heads = 1;
     shared.options = {.exact_normalizer_grad = true, .chunk_size = 64};
-    shared.initial_state = shared.last_state_grad = true;
+    shared.initial_state = shared.in_place = shared.last_state_grad = true;
     add(shared);
     Case crooked = small_case(dtype, 300, 1, 20, 37);  // nothing on 16 bytes, chunks of more than one slab
     crooked.options = {.gate = InputGate::sigmoid, .chunk_size = 256, .keep_states = true};
@@ -122,7 +125,7 @@ void add_portable(std::vector<SmallCase>& all) {
     Case cut = small_case(dtype, 1250, 1, 40, 24);  // segments, chunks of one slab, in three kernels of gates
     cut.options.chunk_size = 128;
     add(cut);
-    cut.cu_seqlens = {0, 1, 1, 1200, 1250};
+    cut.cu_seqlens = {0, 1, 1, 1200, 1231};
     cut.options = {.gate = InputGate::log, .normalizer = Normalizer::none, .chunk_size = 64};
     add(cut);
     Case unnormalized = small_case(dtype, 100, 1, 16, 16);  // no denominators to keep

@@ -196,8 +196,8 @@ class Builder {
     if (B_ != 1 || !bytes_.chance(2)) return;
     N_ = 1 + bytes_.below(4);
     const MutableTensorView view = dense(DType::int64, {N_ + 1});
-    std::vector<std::int64_t> boundaries{0, T_};
-    for (std::int64_t s = 1; s < N_; ++s) boundaries.push_back(bytes_.below(T_ + 1));
+    std::vector<std::int64_t> boundaries{0, T_ - (bytes_.chance(4) ? bytes_.below(T_ + 1) : 0)};
+    for (std::int64_t s = 1; s < N_; ++s) boundaries.push_back(bytes_.below(boundaries[1] + 1));
     std::sort(boundaries.begin(), boundaries.end());
     std::memcpy(view.data, boundaries.data(), boundaries.size() * 8);
     cu_seqlens = view;

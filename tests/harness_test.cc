@@ -185,5 +185,31 @@ TEST(HarnessSmall, SameStateInAnotherScaleIsNoError) {
   EXPECT_GT(judge.forward_errors().back().relative, 1);
 }
 
+// Roundings of the operands are found again in results at about their own size, and in those that are differences of
+// large numbers far above it: the exact gradient of q where one token has made up the state.
+TEST(HarnessSmall, RoundingsExplainTheErrorsTheyMake) {
+  constexpr double unit = 0x1p-9;
+  reference::Case c;
+  c.shape = {.tokens = 40, .qk_heads = 2, .heads = 2, .dqk = 16, .dhv = 24};
+  c.options.gate = InputGate::sigmoid;
+  reference::Problem plain(c);
+  const reference::Judge judge(plain, true);
+  const auto none = judge.explained(0, 0), some = judge.explained(unit, 0), twice = judge.explained(2 * unit, 0);
+  for (const char* tensor : {"h", "C", "dq", "dk", "dv", "di"}) {
+    EXPECT_EQ(none.at(tensor), 0) << tensor;
+    EXPECT_GT(some.at(tensor), unit / 4) << tensor;
+    EXPECT_LT(some.at(tensor), 2 * unit) << tensor;
+    EXPECT_NEAR(twice.at(tensor) / some.at(tensor), 2, 0.1) << tensor;
+  }
+  EXPECT_EQ(some.at("n"), 0);
+
+  c.options = {.exact_normalizer_grad = true};
+  reference::Problem spiked(c);
+  Values i(static_cast<std::size_t>(40 * 2), -2);
+  i[0] = i[1] = 12;
+  overwrite(spiked.forward().i, i);
+  EXPECT_GT(reference::Judge(spiked, true).explained(unit, 0).at("dq"), 20 * unit);
+}
+
 }  // namespace
 }  // namespace tfla::test

@@ -18,23 +18,17 @@ MlstmShape documented_shape(std::int64_t tokens, DType dtype = DType::float32) {
   return {.tokens = tokens, .qk_heads = 4, .heads = 4, .dqk = 128, .dhv = 256, .longest = tokens, .dtype = dtype};
 }
 
-bool same(const Plan& a, const Plan& b) {
-  return a.operation == b.operation && a.device == b.device && a.formulation == b.formulation && a.shape == b.shape &&
-         a.compute == b.compute && a.threads == b.threads && a.tile == b.tile && a.chunk == b.chunk &&
-         a.span == b.span && a.abreast == b.abreast && a.panel == b.panel && a.scratch_bytes == b.scratch_bytes &&
-         a.flops == b.flops && a.useful_flops == b.useful_flops && a.bytes == b.bytes;
-}
-
 TEST(PlanSmall, SameInSameOut) {
   for (const Operation operation : {Operation::forward, Operation::backward, Operation::step}) {
     const MlstmShape shape = documented_shape(777);
     const Plan first = plan(operation, shape, {}, {.threads = 3});
     const Plan between = plan(operation, documented_shape(12), {.chunk_size = 5}, {.threads = 7});
-    EXPECT_TRUE(same(plan(operation, shape, {}, {.threads = 3}), first));
-    EXPECT_FALSE(same(between, first));
+    EXPECT_EQ(plan(operation, shape, {}, {.threads = 3}), first);
+    EXPECT_NE(between, first);
   }
 }
 
+// A front end plans from the shape it reads off its tensors; tests plan from arguments. Both have to run the same.
 TEST(PlanSmall, OfArgumentsIsThatOfTheirShape) {
   Case c;
   c.shape = {.batch = 2, .tokens = 50, .qk_heads = 1, .heads = 2, .dqk = 3, .dhv = 5, .dtype = DType::bfloat16};
@@ -44,8 +38,17 @@ TEST(PlanSmall, OfArgumentsIsThatOfTheirShape) {
   shape.sequences = 2;
   shape.longest = 50;
   const Execution execution{.threads = 2};
-  EXPECT_TRUE(same(plan(problem.forward(), execution), plan(Operation::forward, shape, c.options, execution)));
-  EXPECT_TRUE(same(plan(problem.backward(), execution), plan(Operation::backward, shape, c.options, execution)));
+  EXPECT_EQ(plan(problem.forward(), execution), plan(Operation::forward, shape, c.options, execution));
+  EXPECT_EQ(plan(problem.backward(), execution), plan(Operation::backward, shape, c.options, execution));
+
+  c.last_state_grad = true;
+  Problem with_gradients(c);
+  shape.dn_last = true;
+  EXPECT_EQ(plan(with_gradients.backward(), execution), plan(Operation::backward, shape, c.options, execution));
+  with_gradients.backward().dlast_state.n = {};
+  shape.dn_last = false;
+  EXPECT_EQ(plan(with_gradients.backward(), execution), plan(Operation::backward, shape, c.options, execution));
+  c.last_state_grad = false;
 
   c.shape.batch = 1;
   c.cu_seqlens = {0, 30, 30, 50};
@@ -53,7 +56,16 @@ TEST(PlanSmall, OfArgumentsIsThatOfTheirShape) {
   shape.batch = 1;
   shape.sequences = 3;
   shape.longest = 30;
-  EXPECT_TRUE(same(plan(packed.forward(), execution), plan(Operation::forward, shape, c.options, execution)));
+  shape.packed = true;
+  EXPECT_EQ(plan(packed.forward(), execution), plan(Operation::forward, shape, c.options, execution));
+}
+
+TEST(PlanSmall, SequencesAreRowsUnlessTheyArePacked) {
+  MlstmShape shape = documented_shape(100);
+  shape.sequences = 3;
+  expect_sentence(refusal([&] { static_cast<void>(plan(Operation::forward, shape, {})); }), "sequences");
+  shape.packed = true;
+  EXPECT_EQ(plan(Operation::forward, shape, {}).shape, shape);
 }
 
 TEST(PlanSmall, TilesChunksAndSpansNest) {
@@ -102,6 +114,7 @@ TEST(PlanSmall, HeadsGoAbreastWhereNoThreadWaitsForThat) {
   EXPECT_EQ(abreast(5, 1, 1), 1);       // no group of equal size
   EXPECT_EQ(abreast(4, 1, 1, 512), 1);  // a state alone fills the cache
   MlstmShape packed = documented_shape(4096);
+  packed.packed = true;
   packed.sequences = 4;
   EXPECT_EQ(plan(Operation::forward, packed, {}, {.threads = 4}).abreast, 1);  // one of them may be nearly all
   EXPECT_EQ(plan(Operation::backward, documented_shape(4096), {}, {.threads = 1}).abreast, 1);
@@ -141,6 +154,7 @@ TEST(PlanSmall, CostsGrowWithTheSequenceAsTheyShould) {
 TEST(PlanSmall, CostsOnAGpuCountTheBlocksBelowTheDiagonal) {
   Plan whole{.device = Device::cuda,
              .shape = {.tokens = 512, .dqk = 3, .dhv = 5, .longest = 512},
+             .options = {},
              .tile = 64,
              .chunk = 128,
              .span = 512};

@@ -223,9 +223,13 @@ std::string label(const reference::Case& c) {
         std::pair("_H", c.shape.heads), std::pair("_dqk", c.shape.dqk), std::pair("_dhv", c.shape.dhv)}) {
     text += name + std::to_string(value);
   }
-  if (!c.cu_seqlens.empty()) text += "_packed" + std::to_string(c.cu_seqlens.size() - 1);
+  if (!c.cu_seqlens.empty()) {
+    text += "_packed" + std::to_string(c.cu_seqlens.size() - 1);
+    if (c.cu_seqlens.back() < c.shape.tokens) text += "_padded";
+    if (c.index_stride != 1) text += "_strided";
+  }
   text += c.layout == reference::Layout::bthd ? "_bthd" : c.layout == reference::Layout::bhtd ? "_bhtd" : "_fused";
-  if (c.initial_state) text += "_state";
+  if (c.initial_state) text += c.in_place ? "_inplace" : "_state";
   if (c.last_state_grad) text += "_laststategrad";
   if (o.exact_normalizer_grad) text += "_exact";
   if (o.soft_cap) text += "_cap";

@@ -28,9 +28,9 @@ MlstmStep step_args(const MlstmForward& f) {
 
 TensorView int64_slots(const std::int64_t* slots) { return {slots, DType::int64, {3}}; }
 
-constexpr std::int64_t in_order[] = {0, 1, 2}, below[] = {0, -1, 2}, beyond[] = {0, 3, 2}, twice[] = {0, 2, 2},
+constexpr std::int64_t in_order[] = {0, 1, 2}, below[] = {0, -2, 2}, beyond[] = {0, 3, 2}, twice[] = {0, 2, 2},
                        far_beyond[] = {0, 1, std::numeric_limits<std::int64_t>::max()};
-constexpr std::int32_t below_narrow[] = {0, -1, 2}, twice_narrow[] = {1, 0, 1};
+constexpr std::int32_t below_narrow[] = {0, -2, 2}, twice_narrow[] = {1, 0, 1};
 constexpr float not_integers[] = {0, 1, 2};
 
 const std::vector<BadRow<MlstmStep>> rows{

@@ -5,7 +5,8 @@
 // Axes: B batch, T tokens, H value heads, Hqk query/key heads (H is a multiple of Hqk; head h reads query/key head
 // h / (H / Hqk)), dqk and dhv head dimensions, N sequences (B, or the packed sequences of cu_seqlens).
 // Any strides with a contiguous last axis; for (B,H,T,D) memory pass view.transposed(1, 2). With the device cuda all
-// tensors, cu_seqlens and slots included, lie in device memory, where the last two are not read for validation.
+// tensors, cu_seqlens and slots included, lie in device memory, where the last two are not read for validation: a slot
+// that does not exist is padding there, and tokens outside of what cu_seqlens says have rows of 0.
 #pragma once
 
 #include <cstddef>
@@ -47,6 +48,8 @@ struct MlstmOptions {
   // On a GPU forward can leave in `saved` what backward would compute again: faster training, more memory.
   bool keep_states = false;  // states and denominators
   bool keep_rows = false;    // denominators alone: two numbers per token and head
+
+  bool operator==(const MlstmOptions&) const = default;
 };
 
 // The stabilised state: true C = C exp(m), true n = n exp(m). float32, or float64 when q, k, v are.
@@ -77,7 +80,8 @@ struct MlstmForward {
   MutableTensorView h;                // [B,T,H,dhv]    out, dtype of q
   MlstmState initial_state = {};      // optional, all three or none
   MutableMlstmState last_state = {};  // optional out; may be the very views of initial_state
-  TensorView cu_seqlens = {};         // [N+1]          optional int32 or int64: 0 = c_0 <= ... <= c_N = T; then B = 1
+  TensorView cu_seqlens = {};         // [N+1]          optional int32 or int64: 0 = c_0 <= ... <= c_N <= T; then B = 1.
+                                      //                Tokens from c_N on are padding: rows of 0 in h and gradients
   std::span<std::byte> saved = {};    // [plan.saved_bytes] out, with keep_states
   MlstmOptions options = {};
 };
@@ -110,7 +114,8 @@ struct MlstmStep {
   TensorView f;             // [B,T,H]
   MutableTensorView h;      // [B,T,H,dhv]    out, dtype of q
   MutableMlstmState state;  // C [S,H,dqk,dhv], n [S,H,dqk], m [S,H]: updated in place
-  TensorView slots = {};    // [B]            optional int32 or int64: row b uses state slots[b]; default b
+  TensorView slots = {};    // [B]            optional int32 or int64: row b uses state slots[b]; default b. A row with
+                            //                slot -1 is padding: it has no state, and its h is 0
   MlstmOptions options = {};
 };
 

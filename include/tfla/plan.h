@@ -23,6 +23,9 @@ struct MlstmShape {
   std::int64_t longest = 0;      // tokens of the longest sequence
   DType dtype = DType::float32;  // of q, k, v, h
   DType gate_dtype = DType::float32;
+  bool packed = false;    // cu_seqlens is given; else N = B
+  bool in_place = false;  // forward on cuda: last_state is initial_state
+  bool dn_last = false;   // backward: a gradient of the last n is given
 
   bool operator==(const MlstmShape&) const = default;
 };
@@ -39,6 +42,7 @@ struct Plan {
   Device device = Device::cpu;
   Formulation formulation = Formulation::chunkwise;
   MlstmShape shape;
+  MlstmOptions options;
   DType compute = DType::float32;  // float64 for float64 inputs, else float32
   int threads = 1;
 
@@ -69,6 +73,7 @@ struct Plan {
   double bytes = 0;             // inputs, outputs and states, each moved once
 
   [[nodiscard]] bool fused() const { return span >= shape.longest; }
+  bool operator==(const Plan&) const = default;
 };
 
 // A page a person can read; what `tfla explain` prints.
@@ -81,8 +86,8 @@ struct Plan {
 [[nodiscard]] Plan plan(const MlstmBackward& args, const Execution& execution = {});
 [[nodiscard]] Plan plan(const MlstmStep& args, const Execution& execution = {});
 
-// Whether a plan made from a shape is one for these tensors: the kernels of sm_90 want rows on 16 bytes, of step those
-// of C. Calls refuse a plan that is not.
+// Whether a plan made from the shape of these tensors is one for them: the kernels of sm_90 want rows on 16 bytes, of
+// step those of C. Calls refuse a plan that is not, and one made for another shape or other options.
 [[nodiscard]] bool fits(const Plan& plan, const MlstmForward& args);
 [[nodiscard]] bool fits(const Plan& plan, const MlstmBackward& args);
 [[nodiscard]] bool fits(const Plan& plan, const MlstmStep& args);

@@ -60,8 +60,8 @@ REFUSED = {
         "cu_seqlens is empty",
     ),
     "end of cu_seqlens": (
-        lambda: tfla.mlstm(*GIVEN.map(lambda x: x[:1]), cu_seqlens=torch.tensor([0, 3])),
-        "cu_seqlens ends with 3",
+        lambda: tfla.mlstm(*GIVEN.map(lambda x: x[:1]), cu_seqlens=torch.tensor([0, 5])),
+        "cu_seqlens ends with 5",
     ),
     "slot out of range": (lambda: tfla.mlstm_step(*GIVEN, STATE, slots=torch.tensor([0, 2])), r"slots\[1\] is 2"),
     "slot twice": (lambda: tfla.mlstm_step(*GIVEN, STATE, slots=torch.tensor([1, 1])), "slots holds 1 twice"),

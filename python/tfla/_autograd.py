@@ -10,6 +10,7 @@ import torch.autograd.forward_ad as _forward_ad
 from torch import Tensor, is_grad_enabled
 
 from tfla import _operators
+from tfla._memory import torch_error
 from tfla._options import DEFAULTS, RECURRENT
 
 # Inputs of forward before its options: q, k, v, i, f, C, n, m, cu_seqlens. Those from m on have no gradient. What is at
@@ -69,7 +70,7 @@ torch.library.register_autograd("tfla::mlstm_backward", _refuse, setup_context=l
 
 # These may be gone from a future torch, being its own: then calls are slower, not wrong.
 _below_autograd = getattr(torch._C, "_AutoDispatchBelowAutograd", contextlib.nullcontext)
-_transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 
 
 class _Eager(torch.autograd.Function):
@@ -78,15 +79,19 @@ class _Eager(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, operator: Any, inputs: tuple, *differentiable: Tensor) -> Any:
-        with _below_autograd():
-            output = operator._op(*inputs)
+        try:
+            with _below_autograd():
+                output = operator._op(*inputs)
+        except RuntimeError as error:
+            raise torch_error(error) from None
         ctx.set_materialize_grads(False)
-        ctx.rest = inputs[len(differentiable) :]
+        ctx.given = len(differentiable)
+        ctx.options = inputs[TENSORS:]
+        rows = None
         if operator is _operators.forward_with_rows:
             output, rows = output
-            ctx.save_for_backward(rows, *differentiable)
-            return output
-        ctx.save_for_backward(None, *differentiable)
+        # Those without a gradient too: torch then notices when they are changed before backward.
+        ctx.save_for_backward(rows, *differentiable, *inputs[len(differentiable) : TENSORS])
         if operator is _operators.forward_with_state:
             ctx.mark_non_differentiable(output[3])
         return output
@@ -96,14 +101,17 @@ class _Eager(torch.autograd.Function):
         saved = ctx.saved_tensors
         if dh is None:
             if dC is None and dn is None:
-                return (None,) * (1 + len(saved))
+                return (None,) * (2 + ctx.given)
             dh = _zeros_for(saved[3])
-        if is_grad_enabled():  # a second derivative may follow: let the dispatcher see this call, and refuse
-            grads = _operators.backward(dh, dC, dn, *saved, *ctx.rest)
-        else:
-            with _below_autograd():
-                grads = _operators.backward._op(dh, dC, dn, *saved, *ctx.rest)
-        return (None, None, *grads[: len(saved) - 1])
+        try:
+            if is_grad_enabled():  # a second derivative may follow: let the dispatcher see this call, and refuse
+                grads = _operators.backward(dh, dC, dn, *saved, *ctx.options)
+            else:
+                with _below_autograd():
+                    grads = _operators.backward._op(dh, dC, dn, *saved, *ctx.options)
+        except RuntimeError as error:
+            raise torch_error(error) from None
+        return (None, None, *grads[: ctx.given])
 
 
 _forward_alone, _with_rows_alone = _operators.forward_alone._op, _operators.forward_with_rows_alone._op
@@ -115,18 +123,24 @@ class _Alone(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor) -> Tensor:
-        if _has_rows(q):
-            h, rows = _with_rows_alone(q, k, v, i, f)
-        else:
-            h, rows = _forward_alone(q, k, v, i, f), None
+        try:
+            if _has_rows(q):
+                h, rows = _with_rows_alone(q, k, v, i, f)
+            else:
+                h, rows = _forward_alone(q, k, v, i, f), None
+        except RuntimeError as error:
+            raise torch_error(error) from None
         ctx.save_for_backward(rows, q, k, v, i, f)
         return h
 
     @staticmethod
     def backward(ctx: Any, dh: Tensor) -> tuple:
-        if is_grad_enabled():  # see above
-            return _operators.backward(dh, None, None, *ctx.saved_tensors)[:TOKENS]
-        return _backward_alone(dh, *ctx.saved_tensors)
+        try:
+            if is_grad_enabled():  # see above
+                return _operators.backward(dh, None, None, *ctx.saved_tensors)[:TOKENS]
+            return _backward_alone(dh, *ctx.saved_tensors)
+        except RuntimeError as error:
+            raise torch_error(error) from None
 
 
 # What Function.apply calls in the end. Before that it asks for transforms of torch.func, as `call` does, and looks for
@@ -200,7 +214,7 @@ def call_traced(operator: Any, inputs: tuple) -> Any:
 
 def call(operator: Any, inputs: tuple) -> Any:
     """forward or forward_with_state, in the cheapest way that is right here."""
-    if _transforms_active():
+    if transforms_active():
         padded = (*inputs, *(None,) * (TENSORS - len(inputs)))
         return _Transformed.apply(operator, padded[TENSORS:], *padded[:TENSORS])
     given = _given(inputs)
@@ -210,13 +224,16 @@ def call(operator: Any, inputs: tuple) -> Any:
         return _apply_eager(operator, inputs, *given)
     if _forward_ad._current_level >= 0:  # to be refused
         return _apply_eager(operator, inputs, *given)
-    with _below_autograd():
-        return operator._op(*inputs)
+    try:
+        with _below_autograd():
+            return operator._op(*inputs)
+    except RuntimeError as error:
+        raise torch_error(error) from None
 
 
 def call_alone(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor) -> Tensor:
     """forward of these and nothing else, with as little as possible on the way."""
-    if _transforms_active() or _forward_ad._current_level >= 0:
+    if transforms_active() or _forward_ad._current_level >= 0:
         return call(_operators.forward, (q, k, v, i, f))
     try:
         trains = is_grad_enabled() and (
@@ -226,4 +243,7 @@ def call_alone(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor) -> Tensor:
         trains = False
     if trains:
         return _apply_alone(q, k, v, i, f)
-    return _forward_alone(q, k, v, i, f)
+    try:
+        return _forward_alone(q, k, v, i, f)
+    except RuntimeError as error:
+        raise torch_error(error) from None

@@ -22,7 +22,7 @@ def _state_shapes(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, head_first: b
 
 # Arguments at their defaults are left out at the end.
 @torch.library.register_fake("tfla::mlstm")
-@torch.library.register_fake("tfla::mlstm.alone")
+@torch.library.register_fake("tfla::_mlstm")
 def _(q, k, v, i, f, C=None, n=None, m=None, cu_seqlens=None, *options):
     _on_one_device(q, k, v, i, f, C, n, m, cu_seqlens)
     return v.new_empty(v.shape)
@@ -34,7 +34,7 @@ ROW_ALIGNMENT = 64
 
 
 @torch.library.register_fake("tfla::mlstm_with_rows")
-@torch.library.register_fake("tfla::mlstm_with_rows.alone")
+@torch.library.register_fake("tfla::_mlstm_with_rows")
 def _(q, k, v, i, f, C=None, n=None, m=None, cu_seqlens=None, *options):
     _on_one_device(q, k, v, i, f, C, n, m, cu_seqlens)
     vector = i.shape.numel() * (8 if q.dtype == torch.float64 else 4)
@@ -58,14 +58,14 @@ def _(dh, dC, dn, rows, q, k, v, i, f, C=None, n=None, m=None, cu_seqlens=None, 
     return (*grads, *states)
 
 
-@torch.library.register_fake("tfla::mlstm_backward.alone")
+@torch.library.register_fake("tfla::_mlstm_backward")
 def _(dh, rows, q, k, v, i, f):
     _on_one_device(dh, rows, q, k, v, i, f)
     return tuple(x.new_empty(x.shape) for x in (q, k, v, i, f))
 
 
 @torch.library.register_fake("tfla::mlstm_step")
-@torch.library.register_fake("tfla::mlstm_step.alone")
+@torch.library.register_fake("tfla::_mlstm_step")
 def _(q, k, v, i, f, C, n, m, slots=None, *options):
     _on_one_device(q, k, v, i, f, C, n, m, slots)
     return v.new_empty(v.shape)

@@ -18,10 +18,10 @@ step = torch.ops.tfla.mlstm_step.default
 
 # The same with nothing but tensors, and without derivatives: each further argument costs host time, one at its default
 # too, and so does a derivative that is not asked for.
-forward_alone = torch.ops.tfla.mlstm.alone
-forward_with_rows_alone = torch.ops.tfla.mlstm_with_rows.alone
-backward_alone = torch.ops.tfla.mlstm_backward.alone
-step_alone = torch.ops.tfla.mlstm_step.alone
+forward_alone = torch.ops.tfla._mlstm.default
+forward_with_rows_alone = torch.ops.tfla._mlstm_with_rows.default
+backward_alone = torch.ops.tfla._mlstm_backward.default
+step_alone = torch.ops.tfla._mlstm_step.default
 
 # Else PyTorch would have them pass through a kernel that looks for gradients to warn about.
 _underived = torch.library.Library("tfla", "IMPL")

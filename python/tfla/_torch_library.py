@@ -1,7 +1,7 @@
 """The operators with all that PyTorch must know about them: kernels, shapes, derivatives, vmap."""
 
 from tfla import _fake, _vmap  # noqa: F401  (register)
-from tfla._autograd import call, call_alone, call_traced
+from tfla._autograd import call, call_alone, call_traced, transforms_active
 from tfla._operators import (
     backward,
     backward_alone,
@@ -27,4 +27,5 @@ __all__ = [
     "forward_with_state",
     "step",
     "step_alone",
+    "transforms_active",
 ]

@@ -18,11 +18,17 @@ def _fold(x: Tensor | None, axis: int | None, size: int) -> Tensor | None:
     return x.flatten(0, 1)
 
 
-def _unfold(x: Tensor, size: int) -> Tensor:
-    return x.unflatten(0, (size, -1))
+def _unfold(x: Tensor, size: int, rows: int) -> Tensor:
+    return x.unflatten(0, (size, rows))
 
 
-def _register(name: str, tensors: int) -> None:
+def _rows(x: Tensor, axis: int | None) -> int:
+    """B of a tensor whose axis `axis` is vmap's."""
+    return x.shape[1 if axis == 0 else 0]
+
+
+def _register(name: str, tensors: int, first: int = 0) -> None:
+    """tensors: how many arguments are; first: which of them is the first that forward takes."""
     operator = getattr(torch.ops.tfla, name).default
 
     def rule(info: Any, in_dims: tuple, *inputs: Any) -> Any:
@@ -35,11 +41,12 @@ def _register(name: str, tensors: int) -> None:
             )
         folded = [_fold(x, axis, size) for x, axis in zip(inputs[:tensors], in_dims[:tensors], strict=True)]
         output = operator(*folded, *inputs[tensors:])
+        rows = _rows(inputs[first], in_dims[first])
         if isinstance(output, Tensor):
-            return _unfold(output, size), 0
+            return _unfold(output, size, rows), 0
         # A gradient of a state that was not given is empty, and stays one for all.
         return (
-            tuple(x if x.numel() == 0 and x.dim() == 1 else _unfold(x, size) for x in output),
+            tuple(x if x.numel() == 0 and x.dim() == 1 else _unfold(x, size, rows) for x in output),
             tuple(None if x.numel() == 0 and x.dim() == 1 else 0 for x in output),
         )
 
@@ -48,4 +55,25 @@ def _register(name: str, tensors: int) -> None:
 
 _register("mlstm", TENSORS)
 _register("mlstm_with_state", TENSORS)
-_register("mlstm_backward", TENSORS + 4)
+_register("mlstm_backward", TENSORS + 4, first=4)
+
+
+def _step(info: Any, in_dims: tuple, *inputs: Any) -> Any:
+    size, (C, n, m) = info.batch_size, inputs[5:8]
+    slots = inputs[8] if len(inputs) > 8 else None
+    if slots is not None:
+        raise ValueError("tfla: slots is given under vmap; they belong to one call, so make it without vmap")
+    if None in in_dims[5:8]:
+        raise ValueError("tfla: the state is not batched by vmap; each call updates one of its own, so give it that axis")
+    state = [x.movedim(axis, 0) for x, axis in zip((C, n, m), in_dims[5:8], strict=True)]
+    # A copy where the axes do not lie one behind the other.
+    folded = [x.flatten(0, 1) for x in state]
+    tokens = [_fold(x, axis, size) for x, axis in zip(inputs[:5], in_dims[:5], strict=True)]
+    h = torch.ops.tfla.mlstm_step.default(*tokens, *folded, None, *inputs[9:])
+    for x, y in zip(state, folded, strict=True):
+        if x.data_ptr() != y.data_ptr():
+            x.copy_(_unfold(y, size, x.shape[1]))
+    return _unfold(h, size, _rows(inputs[0], in_dims[0])), 0
+
+
+torch.library.register_vmap("tfla::mlstm_step", _step)

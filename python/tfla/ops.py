@@ -11,6 +11,7 @@ from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from tfla import _torch_library as library
+from tfla._memory import torch_error
 from tfla._options import (
     CHUNKWISE,
     DEFAULTS,
@@ -45,7 +46,8 @@ _CODES: dict[Any, tuple[int, int, bool]] = {
 _step, _step_alone = library.step._op, library.step_alone._op
 _STEP_DEFAULTS = ("exp", None, "bthd", 1e-6, None, None)
 _MLSTM_DEFAULTS = (*_STEP_DEFAULTS, None, True, True)
-_call_alone = library.call_alone
+_call_alone, _transforms_active = library.call_alone, library.transforms_active
+_increment_version = torch.autograd.graph.increment_version
 # Torch's own, and unknown to torch.compile: slower without it, not wrong.
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
@@ -232,7 +234,8 @@ def mlstm(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, **options: Any)
         initial_state: (C, n, m) with C (N,H,dqk,dhv), n (N,H,dqk), m (N,H); N = B, or the sequences of cu_seqlens.
             float32, or float64 when q is. Gradients flow into C and n; m only fixes their scale and has none.
         output_final_state: also return the state after the last token, with gradients through its C and n.
-        cu_seqlens: (N+1) int32 or int64, 0 = c_0 <= ... <= c_N = T: N sequences packed into one row (then B = 1).
+        cu_seqlens: (N+1) int32 or int64, any stride, 0 = c_0 <= ... <= c_N <= T: N sequences packed into one row
+            (then B = 1). Tokens from c_N on are padding: their rows of h and of all gradients are 0.
         chunk_size: spacing of the states that backward stores; it trades memory for time and changes results by
             rounding only. None lets the plan choose.
         qk_scale: factor on q; None is dqk ** -0.5.
@@ -375,8 +378,9 @@ def mlstm_step(
         v: (B,H,dhv), or (B,T,H,dhv).
         i, f: (B,H), or (B,T,H).
         state: (C, n, m) with C (S,H,dqk,dhv), n (S,H,dqk), m (S,H); overwritten by the states after the last token.
-        slots: (B) int32 or int64: row b works on state slots[b] of a pool of S, each slot at most once. None: row b
-            on state b, with S = B. On a GPU they are not checked: a slot out of range is undefined.
+        slots: (B) int32 or int64, any stride: row b works on state slots[b] of a pool of S, each slot at most once.
+            A row with slot -1 is padding: it has no state, and its h is 0. None: row b on state b, with S = B. On a
+            GPU slots are not checked: one out of range is taken for padding, and one given twice is undefined.
         gate, normalizer, qk_scale, eps, soft_cap, layout: as in `mlstm`.
 
     Returns:
@@ -393,6 +397,14 @@ def mlstm_step(
         return library.step(*_autocast(q, k, v), i, f, C, n, m, slots, *_encode(*given))
     if _any_autocast():
         q, k, v = _autocast(q, k, v)
-    if slots is None and given == _STEP_DEFAULTS:
-        return _step_alone(q, k, v, i, f, C, n, m)
-    return _step(q, k, v, i, f, C, n, m, slots, *_options(*given))
+    if _transforms_active():
+        return library.step(q, k, v, i, f, C, n, m, slots, *_options(*given))
+    try:
+        if slots is None and given == _STEP_DEFAULTS:
+            h = _step_alone(q, k, v, i, f, C, n, m)
+        else:
+            h = _step(q, k, v, i, f, C, n, m, slots, *_options(*given))
+    except RuntimeError as error:
+        raise torch_error(error) from None
+    _increment_version((C, n, m))  # a graph that has saved the state must not go on from the new one
+    return h

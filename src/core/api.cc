@@ -24,10 +24,10 @@ void check_saved(const Plan& plan, std::span<const std::byte> saved) {
   }
 }
 
-void check_plan(const Plan& plan, Operation operation, const MlstmShape& shape, Formulation formulation,
+void check_plan(const Plan& plan, Operation operation, const MlstmShape& shape, const MlstmOptions& options,
                 std::span<std::byte> scratch, std::span<const std::byte> saved = {}) {
-  if (plan.operation != operation || plan.shape != shape || plan.formulation != formulation) {
-    refuse("tfla: plan was made for another operation, shape or formulation; plan these arguments again");
+  if (plan.operation != operation || plan.shape != shape || plan.options != options) {
+    refuse("tfla: plan was made for another operation, shape or other options; plan these arguments again");
   }
   if (scratch.size() < plan.scratch_bytes) {
     refuse(fmt::format("tfla: scratch has {} bytes; the plan needs {}", scratch.size(), plan.scratch_bytes));
@@ -105,19 +105,19 @@ void plan_and_run(const Args& args, const Execution& execution) {
 }  // namespace
 
 void forward(const MlstmForward& args, const Plan& plan, std::span<std::byte> scratch, void* stream) {
-  check_plan(plan, Operation::forward, validate(args, plan.device), args.options.formulation, scratch, args.saved);
+  check_plan(plan, Operation::forward, validate(args, plan.device), args.options, scratch, args.saved);
   check_fits(plan, args);
   run(args, plan, scratch.data(), stream);
 }
 
 void backward(const MlstmBackward& args, const Plan& plan, std::span<std::byte> scratch, void* stream) {
-  check_plan(plan, Operation::backward, validate(args, plan.device), args.options.formulation, scratch, args.saved);
+  check_plan(plan, Operation::backward, validate(args, plan.device), args.options, scratch, args.saved);
   check_fits(plan, args);
   run(args, plan, scratch.data(), stream);
 }
 
 void step(const MlstmStep& args, const Plan& plan, std::span<std::byte> scratch, void* stream) {
-  check_plan(plan, Operation::step, validate(args, plan.device), Formulation::recurrent, scratch);
+  check_plan(plan, Operation::step, validate(args, plan.device), args.options, scratch);
   check_fits(plan, args);
   run(args, plan, scratch.data(), stream);
 }

@@ -24,6 +24,7 @@ bool same_view(const TensorView& a, const TensorView& b) {
 }
 
 void check_memory(std::string_view name, const TensorView& view, LastAxis last_axis) {
+  if (is_empty(view)) return;
   const int last = view.rank - 1;
   if (last_axis == LastAxis::contiguous && view.shape[last] > 1 && view.strides[last] != 1) {
     refuse(fmt::format("tfla: {} has a stride of {} along its last axis, which must be contiguous (stride 1)", name,
@@ -35,7 +36,6 @@ void check_memory(std::string_view name, const TensorView& view, LastAxis last_a
   const bool countable = byte_range(view, low, high);
   const bool addressable = countable && address >= static_cast<std::uintptr_t>(-low) &&
                            static_cast<std::uintptr_t>(high) <= std::numeric_limits<std::uintptr_t>::max() - address;
-  if (is_empty(view)) return;
   if (view.data == nullptr) refuse(fmt::format("tfla: {} is a null pointer, but has shape {}", name, shape_text(view)));
   if (!addressable) {
     refuse(fmt::format("tfla: {} has shape {} and strides {}, which do not fit in the address space", name,

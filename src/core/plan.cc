@@ -63,8 +63,7 @@ std::int64_t choose_span(const Plan& plan) {
 
   // In tokens of one head, the measure being the work of a fused pass over one of them.
   const double unit = static_cast<double>(whole) * (backward ? static_cast<double>(shape.heads / shape.qk_heads) : 1.0);
-  const bool dense = shape.sequences == shape.batch;
-  const double rounds = dense ? static_cast<double>(ceil_div(units, plan.threads)) : 1.0;
+  const double rounds = !shape.packed ? static_cast<double>(ceil_div(units, plan.threads)) : 1.0;
   const double fused = std::max(total / threads, rounds * unit);
   const double states = backward ? 0.35 : 0.40;  // share of the extra passes in a fused pass
   const auto panels = static_cast<double>(cpu::panels(plan));
@@ -88,7 +87,7 @@ std::int64_t choose_abreast(const Plan& plan) {
   constexpr double cache = 512 * 1024;
   const MlstmShape& shape = plan.shape;
   if (!plan.fused() || plan.operation != Operation::forward) return 1;
-  const std::int64_t units = shape.heads * (shape.sequences == shape.batch ? shape.sequences : 1);
+  const std::int64_t units = shape.heads * (shape.packed ? 1 : shape.sequences);
   for (std::int64_t heads = cpu::most_abreast; heads > 1; --heads) {
     const bool even =
         shape.heads % heads == 0 && ceil_div(units / heads, plan.threads) * heads <= ceil_div(units, plan.threads);
@@ -135,7 +134,7 @@ void choose_segments(Plan& plan, std::int64_t chunks) {
 // twice as much, with dV or without; a block needs the time of some chunks to begin and to end, and sums are scanned.
 void choose_hopper_segments(Plan& plan, std::int64_t chunks) {
   const bool forward = plan.operation == Operation::forward;
-  if (plan.shape.sequences > plan.shape.batch) {
+  if (plan.shape.packed) {
     // Packed sequences may be of any length, and one of them may be nearly all there is. Their segments have no pieces.
     const std::int64_t heads = ceil_div(plan.shape.heads, plan.slices);
     const std::int64_t blocks = std::max<std::int64_t>(heads * cuda::hopper_tiles(plan), 1);
@@ -245,18 +244,18 @@ void check_countable(const Plan& plan) {
 // store them, and backward may take either. Two kernels to a head keep none.
 bool keeps_hopper_states(const Plan& plan) {
   constexpr std::int64_t chunk = 128, wide_qk = 128, widest_qk = 256;
-  const bool packed = plan.shape.sequences > plan.shape.batch;
-  return plan.chunk == chunk && plan.shape.dqk <= (packed ? wide_qk : widest_qk) && plan.shape.dtype == DType::bfloat16;
+  return plan.chunk == chunk && plan.shape.dqk <= (plan.shape.packed ? wide_qk : widest_qk) &&
+         plan.shape.dtype == DType::bfloat16;
 }
 
-// fits: the tensors are such as the kernels of Hopper take, if their shape is; of step its state. dn_last: there is a
-// gradient of the last n.
+// fits: the tensors are such as the kernels of Hopper take, if their shape is; of step its state.
 Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions& options, const Execution& execution,
-               bool fits = true, bool dn_last = false) {
+               bool fits = true) {
   Plan plan{.operation = operation,
             .device = execution.device,
             .formulation = operation == Operation::step ? Formulation::recurrent : options.formulation,
             .shape = shape,
+            .options = options,
             .compute = shape.dtype == DType::float64 ? DType::float64 : DType::float32,
             .threads = execution.threads > 0 ? execution.threads : cpu::default_threads()};
   plan.keeps_states = (options.keep_states || options.keep_rows) && plan.device == Device::cuda &&
@@ -266,7 +265,7 @@ Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions&
                             cuda::hopper_takes(shape, options);
   plan.hopper = hopper_shape && fits;
   plan.hopper_gradients = plan.hopper && cuda::hopper_takes_gradients(plan, options);
-  plan.norm_gradients = operation == Operation::backward && (resolve(options, shape.dqk).exact || dn_last);
+  plan.norm_gradients = operation == Operation::backward && (resolve(options, shape.dqk).exact || shape.dn_last);
   const bool takes_reverse = plan.hopper_gradients && cuda::hopper_takes_reverse(shape);
   plan.hopper_reverse = takes_reverse && (cuda::hopper_splits_gradients(shape) || plan.norm_gradients);
   // Portable gradients do not read what Hopper's kernels store of float16, and get no gradient of n from them.
@@ -276,7 +275,7 @@ Plan make_plan(Operation operation, const MlstmShape& shape, const MlstmOptions&
     choose_cuda_ranges(plan, options, hopper_shape);
   // Narrow heads have dV beside dQ and dK, unless the sequence is cut: with dC it comes from narrower blocks, so that
   // fewer segments fill the GPU (docs/hopper.md).
-  if (takes_reverse && !plan.hopper_reverse && plan.segments > 1 && shape.sequences == shape.batch) {
+  if (takes_reverse && !plan.hopper_reverse && plan.segments > 1 && !shape.packed) {
     plan.hopper_reverse = true;
     choose_cuda_ranges(plan, options, hopper_shape);
   }
@@ -366,8 +365,7 @@ Plan plan(const MlstmForward& args, const Execution& execution) {
 Plan plan(const MlstmBackward& args, const Execution& execution) {
   validate_execution(execution);
   const MlstmShape shape = validate(args, execution.device);
-  return make_plan(Operation::backward, shape, args.options, execution, cuda::hopper_fits(args),
-                   args.dlast_state.n.given());
+  return make_plan(Operation::backward, shape, args.options, execution, cuda::hopper_fits(args));
 }
 
 Plan plan(const MlstmStep& args, const Execution& execution) {
@@ -377,10 +375,7 @@ Plan plan(const MlstmStep& args, const Execution& execution) {
 }
 
 bool fits(const Plan& plan, const MlstmForward& args) { return !plan.hopper || cuda::hopper_fits(args); }
-bool fits(const Plan& plan, const MlstmBackward& args) {
-  return !plan.hopper || (cuda::hopper_fits(args) && (plan.hopper_gradients || !args.dlast_state.n.given()));
-}
-
+bool fits(const Plan& plan, const MlstmBackward& args) { return !plan.hopper || cuda::hopper_fits(args); }
 bool fits(const Plan& plan, const MlstmStep& args) { return !plan.one_launch || cuda::one_launch_fits(args); }
 
 std::string describe(const Plan& plan) {

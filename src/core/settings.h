@@ -8,6 +8,11 @@
 
 namespace tfla {
 
+// A max state of minus infinity, as an empty state may have, is read as this: differences to it are finite, and exp of
+// them is zero. NaN stays.
+inline constexpr double least_max_state = -1e6;
+[[nodiscard]] inline double finite_max_state(double m) { return m < least_max_state ? least_max_state : m; }
+
 struct Settings {
   bool exponential = true;  // input gate; the only one with a max state
   bool log_space = false;   // gates are given as log i and log f

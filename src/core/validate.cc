@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/checks.h"
+#include "core/overlap.h"
 #include "core/read_index.h"
 #include "cuda/run.h"
 #include "tfla/error.h"
@@ -111,7 +112,7 @@ void check_index_vector(const char* name, const TensorView& view, const char* ax
   check_tensor(name, view, {view.shape[0]}, axes, LastAxis::any);
 }
 
-// Packed sequences: fills `sequences` and `longest`.
+// Packed sequences: fills `packed`, `sequences` and `longest`.
 void check_cu_seqlens(const TensorView& cu, Device device, MlstmShape& shape) {
   if (!cu.given()) return;
   check_index_vector("cu_seqlens", cu, "(N+1)");
@@ -120,6 +121,11 @@ void check_cu_seqlens(const TensorView& cu, Device device, MlstmShape& shape) {
         fmt::format("tfla: cu_seqlens is given with a batch of {}; packed sequences lie in a batch of 1", shape.batch));
   }
   if (cu.shape[0] == 0) refuse("tfla: cu_seqlens is empty; it must hold at least the 0 it begins with");
+  if (cu.shape[0] == 1 && shape.tokens > 0) {
+    refuse(fmt::format("tfla: cu_seqlens has 1 element for {} tokens; it must hold where each sequence begins and ends",
+                       shape.tokens));
+  }
+  shape.packed = true;
   shape.sequences = cu.shape[0] - 1;
   if (device != Device::cpu) return;
   std::int64_t previous = read_index(cu, 0);
@@ -133,9 +139,8 @@ void check_cu_seqlens(const TensorView& cu, Device device, MlstmShape& shape) {
     shape.longest = std::max(shape.longest, next - previous);
     previous = next;
   }
-  if (previous != shape.tokens) {
-    refuse(fmt::format("tfla: cu_seqlens ends with {}; it must end with the number of tokens, {}", previous,
-                       shape.tokens));
+  if (previous > shape.tokens) {
+    refuse(fmt::format("tfla: cu_seqlens ends with {}; there are {} tokens", previous, shape.tokens));
   }
 }
 
@@ -150,14 +155,16 @@ void check_slots(const TensorView& slots, Device device, const MlstmShape& shape
   check_index_vector("slots", slots, "(B)");
   check_tensor("slots", slots, {shape.batch}, "(B)", LastAxis::any);
   if (device != Device::cpu) return;
-  std::vector<std::int64_t> used(static_cast<std::size_t>(shape.batch));
+  std::vector<std::int64_t> used;
+  used.reserve(static_cast<std::size_t>(shape.batch));
   for (std::int64_t b = 0; b < shape.batch; ++b) {
     const std::int64_t slot = read_index(slots, b);
+    if (slot == padding_slot) continue;
     if (slot < 0 || slot >= states) {
-      refuse(fmt::format("tfla: slots[{}] is {}; it must be at least 0 and below {}, the number of states", b, slot,
-                         states));
+      refuse(fmt::format("tfla: slots[{}] is {}; it must be at least 0 and below {}, the number of states, or {} for "
+                         "padding", b, slot, states, padding_slot));
     }
-    used[static_cast<std::size_t>(b)] = slot;
+    used.push_back(slot);
   }
   std::sort(used.begin(), used.end());
   const auto twice = std::adjacent_find(used.begin(), used.end());
@@ -199,6 +206,10 @@ void validate_shape(const MlstmShape& shape) {
   if (shape.heads % shape.qk_heads != 0) {
     refuse(fmt::format("tfla: v has {} heads and q has {}; the heads of v must be a multiple of those of q",
                        shape.heads, shape.qk_heads));
+  }
+  if (!shape.packed && shape.sequences != shape.batch) {
+    refuse(fmt::format("tfla: there are {} sequences in a batch of {}; they must be equal unless they are packed",
+                       shape.sequences, shape.batch));
   }
   if (shape.dqk > largest_head_dim || shape.dhv > largest_head_dim) {
     refuse(fmt::format("tfla: q has head dimension {} and v has {}; the largest is {}", shape.dqk, shape.dhv,
@@ -269,6 +280,13 @@ MlstmShape validate(const MlstmForward& args, Device device) {
   check.output_in_place_of("last_state.C", args.last_state.C, "initial_state.C");
   check.output_in_place_of("last_state.n", args.last_state.n, "initial_state.n");
   check.output_in_place_of("last_state.m", args.last_state.m, "initial_state.m");
+  // On the CPU nothing depends on it.
+  const auto same = [](const TensorView& a, const TensorView& b) {
+    return a.given() && b.given() && !is_empty(a) && a.data == b.data;
+  };
+  shape.in_place = device == Device::cuda && (same(args.last_state.C, args.initial_state.C) ||
+                                              same(args.last_state.n, args.initial_state.n) ||
+                                              same(args.last_state.m, args.initial_state.m));
   return shape;
 }
 
@@ -290,6 +308,7 @@ MlstmShape validate(const MlstmBackward& args, Device device) {
   check_optional_state({"initial_state.C", "initial_state.n", "initial_state.m"}, args.initial_state, shape);
   check_state_grad({"dlast_state.C", "dlast_state.n", nullptr}, args.dlast_state, shape);
   check_state_grad({"dinitial_state.C", "dinitial_state.n", nullptr}, args.dinitial_state, shape);
+  shape.dn_last = args.dlast_state.n.given();
 
   OverlapCheck check;
   add_inputs(check, args);

@@ -117,7 +117,7 @@ GateVectors<Real> GateVectors<Real>::at(const Problem& problem, const Sequence& 
 
 double initial_max(const Problem& problem, const Sequence& sequence, std::int64_t head) {
   const TensorView& m = problem.initial_state.m;
-  return m.given() ? read_gate(m, sequence.index * m.strides[0] + head * m.strides[1]) : 0.0;
+  return m.given() ? finite_max_state(read_gate(m, sequence.index * m.strides[0] + head * m.strides[1])) : 0.0;
 }
 
 void log_gates(const Problem& problem, const Sequence& sequence, std::int64_t head, double m, double* log_f,

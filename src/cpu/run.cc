@@ -2,6 +2,7 @@
 
 #include <omp.h>
 
+#include "cpu/padding.h"
 #include "cpu/parallel.h"
 #include "cpu/step.h"
 
@@ -68,6 +69,7 @@ std::size_t scratch_bytes(const Plan& plan) {
 void forward(const MlstmForward& args, const Plan& plan, std::byte* scratch) {
   const Problem problem = sequence_problem(args, plan);
   const ForwardOutputs outputs{.h = args.h, .last_state = args.last_state};
+  clear_padding(args.cu_seqlens, {args.h});
   with_real(plan, [&](auto real) {
     using Real = decltype(real);
     Arena arena(scratch);
@@ -91,6 +93,7 @@ void backward(const MlstmBackward& args, const Plan& plan, std::byte* scratch) {
                                 .di = args.di,
                                 .df = args.df,
                                 .dinitial_state = args.dinitial_state};
+  clear_padding(args.cu_seqlens, {args.dq, args.dk, args.dv, args.di, args.df});
   with_real(plan, [&](auto real) {
     using Real = decltype(real);
     Arena arena(scratch);

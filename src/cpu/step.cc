@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "cpu/padding.h"
 #include "cpu/simd.h"
 #include "cpu/threads.h"
 
@@ -112,12 +113,16 @@ void run_step(const Problem& problem, const MutableTensorView& h, const MutableM
   const Plan& plan = problem.plan;
   const std::int64_t heads = problem.heads();
   const auto slot_of = [&](std::int64_t row) { return slots.given() ? read_index(slots, row) : row; };
+  for (std::int64_t row = 0; slots.given() && row < plan.shape.batch; ++row)
+    if (slot_of(row) == padding_slot) clear_tokens(h, row, 0, plan.shape.tokens);
   parallel_for(plan.shape.batch * heads, plan.threads, [&](std::int64_t unit, int index) {
     const std::int64_t head = unit % heads;
     const std::int64_t slot = slot_of(unit / heads);
+    if (slot == padding_slot) return;
     Real* n = static_cast<Real*>(state.n.data) + slot * state.n.strides[0] + head * state.n.strides[1];
     Real& m = static_cast<Real*>(state.m.data)[slot * state.m.strides[0] + head * state.m.strides[1]];
-    m = static_cast<Real>(token_gates(problem, problem.sequence(unit / heads), head, static_cast<double>(m), n, scratch,
+    m = static_cast<Real>(token_gates(problem, problem.sequence(unit / heads), head,
+                                      finite_max_state(static_cast<double>(m)), n, scratch,
                                       scratch.workers.at(plan, index)));
   });
   const std::int64_t count = step_panels(plan);
@@ -125,7 +130,9 @@ void run_step(const Problem& problem, const MutableTensorView& h, const MutableM
     const std::int64_t row = unit / (heads * count);
     const std::int64_t head = unit / count % heads;
     const Columns columns = step_columns(plan, unit % count);
-    Real* C = static_cast<Real*>(state.C.data) + slot_of(row) * state.C.strides[0] + head * state.C.strides[1];
+    const std::int64_t slot = slot_of(row);
+    if (slot == padding_slot) return;
+    Real* C = static_cast<Real*>(state.C.data) + slot * state.C.strides[0] + head * state.C.strides[1];
     const Matrix<Real> panel{C + columns.first, plan.shape.dqk, columns.width, state.C.strides[2]};
     token_outputs(problem, problem.sequence(row), head, columns, panel, scratch, scratch.workers.at(plan, index), h);
   });

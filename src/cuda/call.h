@@ -71,6 +71,7 @@ struct Call {
   GateType i_type, f_type;
   StateRows C0, n0, m0, C_last, n_last, m_last, dC_last, dn_last, dC0, dn0;
   const void* cu_seqlens;  // null: dense
+  std::int64_t cu_stride;
   bool cu_is_64_bit;
 
   // scratch
@@ -108,6 +109,10 @@ struct Call {
   // [numbers,H,tiles of a state] what Hopper's kernels multiply states and dstates of float16 by to have C and dC
   float* state_lowers;
   float* dstate_lowers;
+  // [N,H,dqk,dhv] and [N,H,dqk] copies of the initial state; only where the last one takes its place and blocks of
+  // Hopper's forward could read what others have written there
+  float* own_C0;
+  float* own_n0;
   float* halves;  // what the first 256 columns of a larger dqk give in Hopper's forward: see forward/plan.cuh
   // As u, qbar, abar and gbar, of the two blocks of each chunk (reverse_block), with scale / den of a row in u and
   // qbar. u goes with log_c. Null: nobody wants them.
@@ -154,6 +159,7 @@ struct StepCall {
   StateRows C, n, m;    // the states to update
   std::int64_t states;  // how many there are
   const void* slots;    // [B] which state a row uses; null: its own number
+  std::int64_t slot_stride;
   bool slots_are_64_bit;
 
   // scratch

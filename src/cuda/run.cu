@@ -92,6 +92,11 @@ void carve(Arena& arena, Arena& kept, const Plan& plan, Call<typename Config<T>:
     call.segment_states = arena.take<Real>(rows * call.padded_dhv());
     call.segment_norms = arena.take<typename Config<T>::Norm>(rows);
   }
+  if (fused && plan.shape.in_place) {
+    const std::int64_t norms = call.sequences * call.heads * call.dqk;
+    call.own_n0 = arena.take<float>(norms);
+    if (plan.shape.packed && call.segments > 1) call.own_C0 = arena.take<float>(norms * call.dhv);
+  }
   if (plan.operation != Operation::backward) return;
   const std::int64_t dqk_tiles = (call.dqk + Config<T>::width - 1) / Config<T>::width;
   call.deta = arena.take<Real>(vectors);
@@ -144,11 +149,9 @@ Call<Real> call_of_shape(const Plan& plan) {
   call.L = static_cast<int>(chunk);
   call.kept_chunk = fused && plan.keeps_states && !plan.keeps_rows ? sm90::stored_chunk : 0;
   // One sequence per row of the batch: all have the same chunks. Packed ones may each have one that is not full.
-  call.chunks_per_row = shape.sequences == shape.batch
-                            ? static_cast<int>(std::max<std::int64_t>((shape.tokens + chunk - 1) / chunk, 1))
-                            : 0;
-  call.numbers =
-      shape.sequences == shape.batch ? shape.batch * call.chunks_per_row : shape.tokens / chunk + shape.sequences;
+  call.chunks_per_row =
+      shape.packed ? 0 : static_cast<int>(std::max<std::int64_t>((shape.tokens + chunk - 1) / chunk, 1));
+  call.numbers = shape.packed ? shape.tokens / chunk + shape.sequences : shape.batch * call.chunks_per_row;
   call.segments = static_cast<int>(plan.segments);
   const std::int64_t chunks = std::max<std::int64_t>((shape.longest + chunk - 1) / chunk, 1);
   call.pieces = static_cast<int>(plan.pieces);
@@ -186,8 +189,8 @@ void add_sequences(Call<Real>& call, const Args& args) {
   call.C0 = state_rows(args.initial_state.C);
   call.n0 = state_rows(args.initial_state.n);
   call.m0 = state_rows(args.initial_state.m);
-  // One packed sequence is all of the axis, and a dense batch of one.
-  call.cu_seqlens = call.sequences == call.batch ? nullptr : args.cu_seqlens.data;
+  call.cu_seqlens = args.cu_seqlens.data;
+  call.cu_stride = args.cu_seqlens.strides[0];
   call.cu_is_64_bit = args.cu_seqlens.dtype == DType::int64;
 }
 
@@ -200,6 +203,19 @@ void carve_recurrent_states(Arena& arena, StepCall<Real>& step) {
   step.n = {arena.take<Real>(call.sequences * heads * dqk), heads * dqk, dqk, 1};
   step.m = {arena.take<Real>(call.sequences * heads), heads, 1, 0};
   step.states = call.sequences;
+}
+
+// Reads the initial state from a copy of it. In Hopper's forward the blocks of all columns of a head read n and one of
+// them writes it, and the segments of a packed sequence are of different blocks, which read and write C.
+void copy_initial_state(Call<float>& call, cudaStream_t stream) {
+  const std::int64_t dqk = call.dqk, dhv = call.dhv, heads = call.heads;
+  StepCall<float> copy{call};
+  copy.call.cu_seqlens = nullptr;
+  copy.n = {call.own_n0, heads * dqk, dqk, 1};
+  if (call.own_C0 != nullptr) copy.C = {call.own_C0, heads * dqk * dhv, dqk * dhv, dhv};
+  launch_start_states(copy, stream);
+  call.n0 = copy.n;
+  if (call.own_C0 != nullptr) call.C0 = copy.C;
 }
 
 template <class T>
@@ -226,6 +242,9 @@ void forward_as(const MlstmForward& args, const Plan& plan, std::byte* scratch, 
   call.C_last = state_rows(args.last_state.C);
   call.n_last = state_rows(args.last_state.n);
   call.m_last = state_rows(args.last_state.m);
+  if constexpr (is_16_bit<T>) {
+    if (call.own_n0 != nullptr && call.n0.data != nullptr) copy_initial_state(call, stream);
+  }
   launch_gates(call, stream);
   if constexpr (is_16_bit<T>) {
     if (plan.hopper) return sm90::launch_forward<T>(call, stream);
@@ -399,7 +418,7 @@ void count(const Plan& plan, Arena& arena, Arena& saved) {
 // Forward of tall and narrow states in float16 has no room for what it needs besides.
 bool takes_dqk(const MlstmShape& shape) {
   if (shape.dtype == DType::float16) return shape.dqk <= (shape.dhv <= 64 ? 128 : sm90::kernel_dqk);
-  return shape.dqk <= (shape.sequences == shape.batch ? sm90::most_dqk : sm90::kernel_dqk);
+  return shape.dqk <= (shape.packed ? sm90::kernel_dqk : sm90::most_dqk);
 }
 
 }  // namespace
@@ -487,6 +506,7 @@ void step(const MlstmStep& args, const Plan& plan, std::byte* scratch, void* str
     step.m = state_rows(args.state.m);
     step.states = args.state.C.shape[0];
     step.slots = args.slots.data;
+    step.slot_stride = args.slots.strides[0];
     step.slots_are_64_bit = args.slots.dtype == DType::int64;
     if (!plan.one_launch) return launch_step<T>(step, static_cast<cudaStream_t>(stream));
     if (launch_step_cluster<T>(step, static_cast<cudaStream_t>(stream))) return;

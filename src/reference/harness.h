@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,10 +26,12 @@ enum class Layout : std::uint8_t { bthd, bhtd, fused };
 struct Case {
   Regime regime = Regime::randn;
   MlstmShape shape;                      // `sequences` and `longest` are derived; leave them
-  std::vector<std::int64_t> cu_seqlens;  // empty: a dense batch
+  std::vector<std::int64_t> cu_seqlens;  // empty: a dense batch. May end before `tokens`: the rest is padding
+  std::int64_t index_stride = 1;         // of cu_seqlens, with other numbers between its own
   MlstmOptions options;
   Layout layout = Layout::bthd;
   bool initial_state = false;    // also asks for its gradient
+  bool in_place = false;         // forward's last state takes the place of that
   bool last_state_grad = false;  // feeds a gradient into the last state
   std::uint64_t seed = 1;
   Device device = Device::cpu;  // where the tensors lie, and the call is to run
@@ -59,7 +62,10 @@ struct TensorError {
   double worst = 0;              // largest absolute difference
   std::int64_t worst_index = 0;  // of that element, counted row-major over the tensor's logical shape
   std::int64_t not_finite = 0;   // NaN or infinity where the reference is finite
-  double spread = 0;  // of h: its relative error if each number of the state is off by its own size (reference.h)
+  double size = 0;               // ||ref||
+  std::int64_t count = 0;        // of its elements
+  double spread = 0;     // of h: its relative error if each number of the state is off by its own size (reference.h)
+  double explained = 0;  // of df, where few numbers make it up: what roundings of the states make of it (Judge::explained)
 };
 
 // Compares what forward (and backward) left in a problem's outputs with the reference. The reference is evaluated
@@ -72,8 +78,13 @@ class Judge {
   [[nodiscard]] std::vector<TensorError> forward_errors() const;   // h, C, n
   [[nodiscard]] std::vector<TensorError> backward_errors() const;  // dq, dk, dv, di, df and, where asked, dC0, dn0
 
+  // The relative error that roundings of the operands by themselves make of every tensor: the root of the mean of the
+  // squares over some draws.
+  [[nodiscard]] std::map<std::string, double> explained(double operands, double norms) const;
+
  private:
   const Problem& problem_;
+  bool with_backward_;
   struct Answers;
   std::unique_ptr<Answers> answers_;
 };
@@ -87,7 +98,8 @@ class Judge {
 [[nodiscard]] double allowed_error(const std::string& tensor, const Case& description);
 
 // The same where it is known how much the denominators cancel. The recurrent formulation rounds its state at every
-// token; what sixteen such roundings make of h is allowed too.
+// token; what sixteen such roundings make of h is allowed too. On tensor cores so is what four roundings of the states
+// make of df where few numbers make it up: each is a sum over the state, and it may nearly cancel.
 [[nodiscard]] double allowed_error(const TensorError& error, const Case& description);
 
 }  // namespace tfla::reference

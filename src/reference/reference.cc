@@ -66,11 +66,15 @@ Weights gate_weights(const Head& head, const MlstmOptions& options) {
   return w;
 }
 
+// Rounds: see Roundings. Without them loops stay as simple as they look.
+template <bool Rounds>
 class Recurrence {
  public:
-  Recurrence(const Head& head, const MlstmOptions& options)
+  Recurrence(const Head& head, const MlstmOptions& options, const Roundings& roundings)
       : head_(head),
         options_(options),
+        roundings_(roundings),
+        state_(roundings.seed),
         T_(static_cast<std::size_t>(head.tokens)),
         dqk_(static_cast<std::size_t>(head.dqk)),
         dhv_(static_cast<std::size_t>(head.dhv)),
@@ -87,14 +91,38 @@ class Recurrence {
   }
 
  private:
-  void update(std::size_t t, double* C, double* n) const {
+  // x, off by up to `unit` of its size.
+  double rounded(double x, double unit) {
+    if constexpr (!Rounds) return x;
+    state_ = state_ * 6364136223846793005U + 1442695040888963407U;  // the upper bits are random enough
+    return x * (1 + unit * (static_cast<double>(state_ >> 32) * 0x1p-31 - 1));
+  }
+  double operand(double x) { return rounded(x, roundings_.operands); }
+
+  // sum of x y, with x rounded.
+  double rounded_dot(const double* x, const double* y, std::size_t size, double unit) {
+    if constexpr (!Rounds) return dot(x, y, size);
+    double sum = 0;
+    for (std::size_t at = 0; at < size; ++at) sum += rounded(x[at], unit) * y[at];
+    return sum;
+  }
+
+  // <C, dC> of a row, both rounded.
+  double kept_dot(const double* C, const double* dC) {
+    if constexpr (!Rounds) return dot(C, dC, dhv_);
+    double sum = 0;
+    for (std::size_t c = 0; c < dhv_; ++c) sum += operand(C[c]) * operand(dC[c]);
+    return sum;
+  }
+
+  void update(std::size_t t, double* C, double* n) {
     const double F = w_.F[t], I = w_.I[t];
     const double* k = &head_.k[t * dqk_];
     const double* v = &head_.v[t * dhv_];
     for (std::size_t r = 0; r < dqk_; ++r) {
-      const double weight = I * k[r];
+      const double weight = I * k[r], in_C = operand(weight);
       double* row = C + r * dhv_;
-      for (std::size_t c = 0; c < dhv_; ++c) row[c] = F * row[c] + weight * v[c];
+      for (std::size_t c = 0; c < dhv_; ++c) row[c] = F * row[c] + in_C * v[c];
       n[r] = F * n[r] + weight;
     }
   }
@@ -126,12 +154,12 @@ class Recurrence {
       }
       update(t, C.data(), n.data());
       const double* q = &head_.q[t * dqk_];
-      qn_[t] = scale_ * dot(q, n.data(), dqk_);
+      qn_[t] = scale_ * rounded_dot(n.data(), q, dqk_, roundings_.norms);
       if (uses_max(options_)) den_[t] = std::max(std::abs(qn_[t]), std::exp(-w_.m[t])) + options_.eps;
       double* h = &result_.h[t * dhv_];
       for (std::size_t r = 0; r < dqk_; ++r) {
         const double weight = scale_ * q[r];
-        for (std::size_t c = 0; c < dhv_; ++c) h[c] += weight * C[r * dhv_ + c];
+        for (std::size_t c = 0; c < dhv_; ++c) h[c] += weight * operand(C[r * dhv_ + c]);
       }
       for (std::size_t c = 0; c < dhv_; ++c) h[c] /= den_[t];
       if (uses_max(options_)) result_.spread += spread(t, C.data(), n.data());
@@ -142,10 +170,10 @@ class Recurrence {
   }
 
   // Gradient of scale q.n at token t; zero where exp(-m) is the larger, or where the denominator counts as constant.
-  double denominator_grad(std::size_t t) const {
+  double denominator_grad(std::size_t t) {
     const bool active = std::abs(qn_[t]) > std::exp(-w_.m[t]);
     if (!options_.exact_normalizer_grad || !uses_max(options_) || !active) return 0;
-    const double inner = dot(&head_.dh[t * dhv_], &result_.h[t * dhv_], dhv_);
+    const double inner = rounded_dot(&result_.h[t * dhv_], &head_.dh[t * dhv_], dhv_, roundings_.operands);
     return (qn_[t] > 0 ? -inner : inner) / den_[t];
   }
 
@@ -195,14 +223,14 @@ class Recurrence {
     for (std::size_t r = 0; r < dqk_; ++r) {
       double* dC = &result_.dC0[r * dhv_];
       double& dn = result_.dn0[r];
-      const double weight = scale_ * q[r];
-      for (std::size_t c = 0; c < dhv_; ++c) dC[c] += weight * numerator_grad[c];
+      const double weight = scale_ * q[r], in_dC = operand(weight), unit = roundings_.operands;
+      for (std::size_t c = 0; c < dhv_; ++c) dC[c] += in_dC * numerator_grad[c];
       dn += weight * deta;
 
-      dq[r] = scale_ * (dot(C + r * dhv_, numerator_grad.data(), dhv_) + deta * n[r]);
-      dk[r] = I * (dot(dC, v, dhv_) + dn);
-      for (std::size_t c = 0; c < dhv_; ++c) dv[c] += I * k[r] * dC[c];
-      kept += dot(C_before + r * dhv_, dC, dhv_) + n_before[r] * dn;
+      dq[r] = scale_ * (rounded_dot(C + r * dhv_, numerator_grad.data(), dhv_, unit) + deta * n[r]);
+      dk[r] = I * (rounded_dot(dC, v, dhv_, unit) + dn);
+      for (std::size_t c = 0; c < dhv_; ++c) dv[c] += I * k[r] * operand(dC[c]);
+      kept += kept_dot(C_before + r * dhv_, dC) + n_before[r] * dn;
 
       for (std::size_t c = 0; c < dhv_; ++c) dC[c] *= F;
       dn *= F;
@@ -217,6 +245,8 @@ class Recurrence {
 
   const Head& head_;
   const MlstmOptions& options_;
+  Roundings roundings_;
+  std::uint64_t state_;  // of the random numbers
   std::size_t T_, dqk_, dhv_;
   double scale_;
   std::size_t spacing_;  // of the saved states: about sqrt(T), so that memory grows as sqrt(T) states
@@ -231,6 +261,9 @@ class Recurrence {
 
 double log_sigmoid(double x) { return x >= 0 ? -std::log1p(std::exp(-x)) : x - std::log1p(std::exp(x)); }
 
-HeadResult evaluate(const Head& head, const MlstmOptions& options) { return Recurrence(head, options).run(); }
+HeadResult evaluate(const Head& head, const MlstmOptions& options, const Roundings& roundings) {
+  const bool rounds = roundings.operands != 0 || roundings.norms != 0;
+  return rounds ? Recurrence<true>(head, options, roundings).run() : Recurrence<false>(head, options, roundings).run();
+}
 
 }  // namespace tfla::reference

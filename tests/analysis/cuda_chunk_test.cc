@@ -57,6 +57,7 @@ TEST(CudaChunkSmall, PricesThePlansOperations) {
     const HeadDims dims{128, 128};  // one part: a wider head makes its squares more than once
     const Plan plan{.device = Device::cuda,
                     .shape = {.tokens = tokens, .dqk = 128, .dhv = 128, .longest = tokens},
+                    .options = {},
                     .tile = 64,
                     .chunk = chunk,
                     .span = tokens};

@@ -64,6 +64,7 @@ def mlstm(
       initial_state: (C, n, m) to start from; float32, or float64 where q is. Default: zeros.
       output_final_state: return the last state too.
       cu_seqlens: (N+1,) int32 or int64: sequence s is the tokens from cu_seqlens[s] to cu_seqlens[s+1]; then B = 1.
+        Tokens from the last one on are padding: their rows of h and of all gradients are 0.
       chunk_size: spacing of the states that backward stores. Default: chosen from the shapes.
       qk_scale: of q. Default: dqk ** -0.5.
       eps: added to the denominator.

@@ -120,7 +120,7 @@ class MLSTMCell(nn.Module):
             raise ValueError(f"tfla: mode is {mode!r}; it must be 'train', 'prefill' or 'decode'")
         if slots is not None:
             raise ValueError(f"tfla: slots is given with mode {mode!r}; only 'decode' takes slots")
-        if self.track_gates:
+        if self.track_gates and i.numel() > 0:
             largest = i.detach().amax()
             self.input_gate_max = largest if soft_cap is None else soft_cap * torch.tanh(largest / soft_cap)
         if starts is not None:

@@ -1,6 +1,7 @@
 // Small device functions that several kernels share.
 #pragma once
 
+#include "core/settings.h"
 #include "cuda/arch/cluster.cuh"
 #include "cuda/arch/math.cuh"
 #include "cuda/call.h"
@@ -53,6 +54,13 @@ __device__ __forceinline__ Work log_sigmoid(Work x) {
 // A forget gate of minus infinity is a full reset: a log f this small is as good, for input gates up to 1e4 in size,
 // and keeps sums finite.
 inline constexpr double least_log_forget = -3e4;
+
+// See finite_max_state of core/settings.h.
+template <class Real>
+__device__ __forceinline__ Real finite_max_state(Real m) {
+  constexpr auto least = static_cast<Real>(least_max_state);
+  return m < least ? least : m;
+}
 
 // The type in which gates of tensors of type T are worked on: float is enough for 16 bits.
 template <class T>
@@ -111,10 +119,42 @@ __device__ __forceinline__ double warp_scan(double value, const Op& op) {
 template <class Real>
 __device__ __forceinline__ std::int64_t sequence_start(const Call<Real>& call, std::int64_t index) {
   if (call.cu_seqlens == nullptr) return index * call.tokens;
+  index *= call.cu_stride;
   const std::int64_t start = call.cu_is_64_bit ? static_cast<const std::int64_t*>(call.cu_seqlens)[index]
                                                : static_cast<const std::int32_t*>(call.cu_seqlens)[index];
   // The host cannot see these numbers: bad ones must not lead out of the tensors.
   return start < 0 ? 0 : start > call.tokens ? call.tokens : start;
+}
+
+// Zeros into the rows of a head: `bytes` from `data` on, by all threads of a block.
+__device__ __forceinline__ void clear_row(void* data, int bytes) {
+  auto* halves = static_cast<std::uint16_t*>(data);  // no type of tensors is smaller
+  for (int x = static_cast<int>(threadIdx.x); x < bytes / 2; x += static_cast<int>(blockDim.x)) halves[x] = 0;
+}
+
+// Tokens of the packed axis that are in no sequence have rows of zeros in all outputs. By all threads of the first
+// `blocks` blocks of a kernel.
+template <class Real>
+__device__ __forceinline__ void clear_padding(const Call<Real>& call, unsigned block, unsigned blocks) {
+  const std::int64_t begin = sequence_start(call, 0), end = sequence_start(call, call.sequences);
+  const std::int64_t padding = begin + call.tokens - end;  // in front of all sequences, and behind them
+  const int item = call.tensors_16_bit ? 2 : static_cast<int>(sizeof(Real));
+  const auto clear = [&](const Rows& rows, std::int64_t token, int heads, int bytes_of_item, int width) {
+    if (rows.data == nullptr) return;
+    for (int head = 0; head < heads; ++head)
+      clear_row(static_cast<unsigned char*>(rows.data) + (token * rows.token + head * rows.head) * bytes_of_item,
+                width * bytes_of_item);
+  };
+  const auto gate_bytes = [](GateType type) { return type == GateType::float64 ? 8 : type == GateType::float32 ? 4 : 2; };
+  for (std::int64_t x = block; x < padding; x += blocks) {
+    const std::int64_t token = x < begin ? x : end + (x - begin);
+    clear(call.h, token, call.heads, item, call.dhv);
+    clear(call.dq, token, call.qk_heads, item, call.dqk);
+    clear(call.dk, token, call.qk_heads, item, call.dqk);
+    clear(call.dv, token, call.heads, item, call.dhv);
+    clear(call.di, token, call.heads, gate_bytes(call.i_type), 1);
+    clear(call.df, token, call.heads, gate_bytes(call.f_type), 1);
+  }
 }
 
 // Number of the first chunk of a sequence.

@@ -338,7 +338,8 @@ __device__ __forceinline__ void write_block_vectors(const Scan& scan, const Chun
   call.block_gbar[block * call.heads + scan.head] = exponential(from + to, 0.0F);
 }
 
-// The chunk table, b and top of every chunk and head, and the list of segments of packed sequences.
+// The chunk table, b and top of every chunk and head, the list of segments of packed sequences, and zeros where there
+// are none.
 template <class Real, class Work, int Chunks, bool Long, bool Lists>
 __global__ void __launch_bounds__(threads, chunk_blocks<Work, Long>) chunk_totals_kernel(Call<Real> call) {
   using Scan = ChunkScan<Real, Work, Chunks>;
@@ -352,6 +353,7 @@ __global__ void __launch_bounds__(threads, chunk_blocks<Work, Long>) chunk_total
     if (scan.lane == 0 && number < call.numbers) call.chunks[number] = shared.chunks[scan.warp];
     if (Lists && number < call.sequences) list_parts(call, static_cast<int>(number));
   }
+  if (call.cu_seqlens != nullptr) clear_padding(call, blockIdx.x, gridDim.x);
   if (!scan.leads() || !scan.inside) return;
   call.b_last[scan.unit] = total.b;
   call.m_end[scan.unit] = total.top;  // until sequence_scan puts m there
@@ -375,7 +377,7 @@ __global__ void __launch_bounds__(scan_threads) sequence_scan_kernel(Call<Real> 
   double m = 0;
   if (call.m0.data != nullptr) {
     const std::int64_t at = sequence * call.m0.sequence + head * call.m0.head;
-    m = static_cast<const Real*>(call.m0.data)[at];
+    m = finite_max_state(static_cast<const Real*>(call.m0.data)[at]);
   }
   for (int base = 0; base < count; base += scan_threads) {
     const int x = base + thread;
@@ -449,6 +451,12 @@ __global__ void __launch_bounds__(threads, chunk_blocks<Work, false, Blocks>)
             [&](std::int64_t number) { return chunk_at(call, number); });
   if (threadIdx.x < Chunks && scan.first_head == 0 && first + static_cast<int>(threadIdx.x) < call.chunks_per_row)
     call.chunks[scan.first_number + threadIdx.x] = shared.chunks[threadIdx.x];
+  // The last max state may lie where the initial one does: all blocks of the cluster have read that when they arrive,
+  // and it is written behind their wait.
+  Real m0 = 0;
+  if (scan.inside && call.m0.data != nullptr)
+    m0 = finite_max_state(
+        static_cast<const Real*>(call.m0.data)[scan.chunk().sequence * call.m0.sequence + scan.head * call.m0.head]);
   LaneScan own;
   const MaxMap own_map = scan.template run<false>([&](int, const LaneScan& lane_scan) { own = lane_scan; });
   if (scan.leads()) maps[scan.warp][scan.lane / Scan::lanes] = own_map;
@@ -474,9 +482,6 @@ __global__ void __launch_bounds__(threads, chunk_blocks<Work, false, Blocks>)
   arch::cluster_arrive_relaxed();
   if (scan.inside) {
     const Chunk& chunk = scan.chunk();
-    double m0 = 0;
-    if (call.m0.data != nullptr)
-      m0 = static_cast<const Real*>(call.m0.data)[chunk.sequence * call.m0.sequence + scan.head * call.m0.head];
     const ChunkEnds ends{x == 0 ? m0 : max_state(call, m0, before), max_state(call, m0, up_to), own_map.b};
     if (scan.leads()) {
       call.b_last[scan.unit] = own_map.b;

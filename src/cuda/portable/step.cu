@@ -7,6 +7,9 @@ namespace tfla::cuda {
 
 namespace {
 
+constexpr int step_warps = step_threads / warp_size;
+constexpr int start_rows = 2 * step_warps;  // of a state that a block of start_states takes
+
 template <class T>
 __global__ void __launch_bounds__(block_threads) step_scalars_kernel(StepCall<typename Config<T>::Real> step) {
   using Real = typename Config<T>::Real;
@@ -14,11 +17,11 @@ __global__ void __launch_bounds__(block_threads) step_scalars_kernel(StepCall<ty
   const std::int64_t index = blockIdx.x / call.heads;
   const int head = static_cast<int>(blockIdx.x % call.heads);
   const Row<Real> row(step, index);
-  if (row.slot < 0 || row.slot >= step.states) return;  // the host cannot see slots: a bad one is left alone
+  if (!row.has_state(step)) return;
   Real* n = static_cast<Real*>(step.n.data) + row.slot * step.n.sequence + head * step.n.head;
   Real* m_state = static_cast<Real*>(step.m.data) + row.slot * step.m.sequence + head * step.m.head;
   __shared__ double parts[block_threads / 32];
-  double m = *m_state;
+  double m = finite_max_state(*m_state);
   for (int t = 0; t < row.length; ++t) {
     double f, i;
     log_gates<GateWork<T>>(call, row.batch, row.token + t, head, f, i);
@@ -63,11 +66,13 @@ __global__ void __launch_bounds__(step_threads)
   constexpr int row_groups = step_threads / ColumnGroups;
   const Call<Real>& call = step.call;
   std::int64_t unit = blockIdx.x;
-  const int column = static_cast<int>(unit % column_tiles) * width + threadIdx.x % ColumnGroups * piece;
+  const int first_column = static_cast<int>(unit % column_tiles) * width;
+  const int column = first_column + threadIdx.x % ColumnGroups * piece;
   unit /= column_tiles;
   const int head = static_cast<int>(unit % call.heads);
   const Row<Real> row(step, unit / call.heads);
-  if (row.slot < 0 || row.slot >= step.states) return;
+  if (!row.has_state(step))
+    return row.template clear_outputs<T>(call, head, first_column, min(width, call.dhv - first_column));
   const int count = min(piece, call.dhv - column);
   const int first = threadIdx.x / ColumnGroups;
   Real* C = static_cast<Real*>(step.C.data) + row.slot * step.C.sequence + head * step.C.head + column;
@@ -104,7 +109,7 @@ __global__ void __launch_bounds__(step_threads)
       if (threadIdx.x % 32 < ColumnGroups) sums[threadIdx.x / 32][threadIdx.x % 32 * piece + e] = out[e];
     }
     __syncthreads();
-    const int c = static_cast<int>(blockIdx.x % column_tiles) * width + threadIdx.x;
+    const int c = first_column + static_cast<int>(threadIdx.x);
     if (threadIdx.x < width && c < call.dhv) {
       Real total = 0;
       for (const auto& warp : sums) total += warp[threadIdx.x];
@@ -115,32 +120,37 @@ __global__ void __launch_bounds__(step_threads)
   }
 }
 
+// A warp for each row of C, and the first block of a state for its n and m. `parts` blocks share a state.
 template <class Real>
-__global__ void start_states_kernel(StepCall<Real> step) {
+__global__ void start_states_kernel(StepCall<Real> step, int parts) {
   const Call<Real>& call = step.call;
-  const std::int64_t sequence = blockIdx.x / call.heads;
-  const int head = static_cast<int>(blockIdx.x % call.heads);
-  const auto start = [&](const StateRows& from, const StateRows& to, int rows, int cols) {
-    for (std::int64_t e = threadIdx.x; e < static_cast<std::int64_t>(rows) * cols; e += blockDim.x) {
-      const std::int64_t r = e / cols, c = e % cols;
-      const Real value =
-          from.data == nullptr
-              ? Real{0}
-              : static_cast<const Real*>(from.data)[sequence * from.sequence + head * from.head + r * from.row + c];
-      static_cast<Real*>(to.data)[sequence * to.sequence + head * to.head + r * to.row + c] = value;
-    }
+  if (call.cu_seqlens != nullptr) clear_padding(call, blockIdx.x, gridDim.x);
+  const std::int64_t unit = blockIdx.x / parts, sequence = unit / call.heads;
+  const int head = static_cast<int>(unit % call.heads), part = static_cast<int>(blockIdx.x % parts);
+  const auto start = [&](const StateRows& from, const StateRows& to, int row, int first, int count, int stride) {
+    if (to.data == nullptr) return;
+    const std::int64_t source = sequence * from.sequence + head * from.head + row * from.row;
+    const std::int64_t target = sequence * to.sequence + head * to.head + row * to.row;
+    for (int c = first; c < count; c += stride)
+      static_cast<Real*>(to.data)[target + c] =
+          from.data == nullptr ? Real{0} : static_cast<const Real*>(from.data)[source + c];
   };
-  start(call.C0, step.C, call.dqk, call.dhv);
-  start(call.n0, step.n, 1, call.dqk);
-  start(call.m0, step.m, 1, 1);
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / warp_size;
+  for (int row = part * start_rows + warp; row < min((part + 1) * start_rows, call.dqk); row += step_warps)
+    start(call.C0, step.C, row, thread % warp_size, call.dhv, warp_size);
+  if (part > 0) return;
+  start(call.n0, step.n, 0, thread, call.dqk, step_threads);
+  start(call.m0, step.m, 0, thread, 1, step_threads);
 }
 
 }  // namespace
 
 template <class Real>
 void launch_start_states(const StepCall<Real>& step, cudaStream_t stream) {
-  const std::int64_t blocks = step.call.sequences * step.call.heads;
-  if (blocks > 0) launch_blocks("start_states", start_states_kernel<Real>, blocks, step_threads, 0, stream, step);
+  const int parts = step.C.data == nullptr ? 1 : (step.call.dqk + start_rows - 1) / start_rows;
+  const std::int64_t blocks = step.call.sequences * step.call.heads * parts;
+  if (blocks == 0) return;
+  launch_blocks("start_states", start_states_kernel<Real>, blocks, step_threads, 0, stream, step, parts);
 }
 template void launch_start_states(const StepCall<float>&, cudaStream_t);
 template void launch_start_states(const StepCall<double>&, cudaStream_t);

@@ -25,8 +25,18 @@ struct Row {
     length = static_cast<int>(max(sequence_start(call, index + 1) - start, static_cast<std::int64_t>(0)));
     batch = dense ? static_cast<int>(index) : 0;
     slot = step.slots == nullptr   ? index
-           : step.slots_are_64_bit ? __ldcg(static_cast<const std::int64_t*>(step.slots) + index)
-                                   : __ldcg(static_cast<const std::int32_t*>(step.slots) + index);
+           : step.slots_are_64_bit ? __ldcg(static_cast<const std::int64_t*>(step.slots) + index * step.slot_stride)
+                                   : __ldcg(static_cast<const std::int32_t*>(step.slots) + index * step.slot_stride);
+  }
+
+  // Whether the row has a state. The host cannot see slots: any that does not exist is padding.
+  [[nodiscard]] __device__ bool has_state(const StepCall<Real>& step) const { return slot >= 0 && slot < step.states; }
+
+  // Zeros into the columns [first, first + count) of h of a row that has none, by all threads of a block.
+  template <class T>
+  __device__ void clear_outputs(const Call<Real>& call, int head, int first, int count) const {
+    for (int t = 0; t < length; ++t)
+      clear_row(row_of<T>(call.h, batch, token + t, head) + first, count * static_cast<int>(sizeof(T)));
   }
 };
 

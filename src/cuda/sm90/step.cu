@@ -46,8 +46,8 @@ __global__ void __launch_bounds__(step_threads, tile_blocks<T, Tile>)
   const unsigned unit = blockIdx.x / column_tiles;
   const int head = static_cast<int>(unit % call.heads);
   const Row<Real> row(step, unit / call.heads);
-  // The host cannot see slots: a bad one is left alone, by all blocks of the cluster.
-  if (row.slot < 0 || row.slot >= step.states) return;
+  if (!row.has_state(step))  // nor has any block of the cluster
+    return row.template clear_outputs<T>(call, head, tile * width, min(width, call.dhv - tile * width));
   const int column = tile * width + threadIdx.x % ColumnGroups * piece;
   const int rows = column < call.dhv ? call.dqk : 0;
   const int first = threadIdx.x / ColumnGroups;

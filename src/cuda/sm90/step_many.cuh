@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(warp_size) step_tokens_kernel(StepCall<float> 
   arch::let_next_kernel_start();
   const int head = static_cast<int>(blockIdx.x % call.heads);
   const Row<float> row(step, blockIdx.x / call.heads);
-  if (row.slot < 0 || row.slot >= step.states) return;  // the host cannot see slots: a bad one is left alone
+  if (!row.has_state(step)) return row.template clear_outputs<T>(call, head, 0, call.dhv);
   const T* q = row_of<T>(call.q, row.batch, row.token, head / call.group);
   const T* k = row_of<T>(call.k, row.batch, row.token, head / call.group);
   const TokenScalars<float> own = token_scalars<T>(step, row, 0, head, q, k);
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(step_threads, Shape::blocks) step_strips_kerne
   const unsigned unit = blockIdx.x / strips;
   const int head = static_cast<int>(unit % call.heads);
   const Row<float> row(step, unit / call.heads);
-  if (row.slot < 0 || row.slot >= step.states) return;
+  if (!row.has_state(step)) return;
   const int column = strip * width + threadIdx.x % column_groups * piece;
   const int first = threadIdx.x / column_groups;
   const int rows = column < call.dhv ? call.dqk - first : 0;  // from this thread's first one on

@@ -23,7 +23,8 @@ __device__ TokenScalars<typename Config<T>::Real> token_scalars(const StepCall<t
   // All loads go out before anything waits: even lanes read the forget gate, odd ones the input gate.
   const int lane = threadIdx.x % 32;
   const bool odd = lane % 2 == 1;
-  const Real m = static_cast<const Real*>(step.m.data)[row.slot * step.m.sequence + head * step.m.head];
+  const Real m =
+      finite_max_state(static_cast<const Real*>(step.m.data)[row.slot * step.m.sequence + head * step.m.head]);
   const Real gate = static_cast<Real>(
       read_gate(odd ? call.i : call.f, odd ? call.i_type : call.f_type, row.batch, row.token + t, head));
   using Wide = typename Config<T>::Norm;  // as everywhere that q.n is summed
