@@ -73,7 +73,7 @@ def test_other_models_are_resumed_bit_for_bit(data, tmp_path, changes):
     assert_same_run(tmp_path / "resumed", tmp_path / "run")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signal_saves_and_the_run_goes_on(data, whole, tmp_path, monkeypatch, number):
     original, sent = training.learning_rate, []
 
@@ -295,6 +295,14 @@ def test_two_processes_are_one(two_processes, one_process, name):
         for key in ("loss", "gradient_norm", "input_gate_max", "validation_loss", "validation_bits_per_byte"):
             if other.get(key) is not None:
                 assert line[key] == pytest.approx(other[key], rel=1e-4), (line["step"], key)
+
+
+def test_two_processes_pass_over_the_same_checkpoint(two_processes, whole):
+    """The last one is damaged: both go on from the one before."""
+    assert json.loads((two_processes / "begun.json").read_text()) == 2
+    assert checkpoint.steps(two_processes / "damaged") == [2, 6]
+    for (loss, _), (expected, _) in zip(losses(two_processes / "damaged"), losses(whole), strict=True):
+        assert loss == pytest.approx(expected, rel=1e-4)
 
 
 def test_torchrun(data, whole, tmp_path):
