@@ -149,6 +149,8 @@ class _Planner(dcp.DefaultLoadPlanner):
 def _brief(error: BaseException) -> str:
     if isinstance(error, pickle.UnpicklingError):  # torch's sentences on it advise to load all the same
         return "it holds more than tensors and plain values"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
@@ -156,6 +158,13 @@ def _brief(error: BaseException) -> str:
 def _cause(error: dcp.CheckpointException) -> BaseException:
     """The first rank's own error: torch wraps all of them, an interruption too, in something that is no Exception."""
     return error.failures[min(error.failures)][0]
+
+
+def _system(error: BaseException | None) -> BaseException | None:
+    """The operating system's error behind another: of a full disk torch says that a position was unexpected."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def load(state: dict[str, Any], path: Path) -> None:
@@ -180,4 +189,4 @@ def save(state: dict[str, Any], path: Path) -> None:
             dcp.save(state, checkpoint_id=path)
     except dcp.CheckpointException as error:
         cause = _cause(error)
-        raise (cause if not isinstance(cause, Exception) else OSError(_brief(cause))) from None
+        raise (cause if not isinstance(cause, Exception) else OSError(_brief(_system(cause) or cause))) from None
