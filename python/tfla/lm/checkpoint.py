@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 from tfla.lm import storage
 from tfla.lm.config import ModelConfig, Recipe
-from tfla.lm.fields import Count, Range, check, from_dict, to_dict
+from tfla.lm.fields import Count, Range, check, from_dict, replace, to_dict
 from tfla.lm.model import LanguageModel
 from tfla.lm.parallel import World
 
@@ -251,7 +251,7 @@ def _refuse_other(path: Path, meta: dict[str, Any], about: dict[str, Any]) -> No
     if about["recipe"]["steps"] < meta["step"]:
         done = meta["step"]
         raise ValueError(f"tfla: steps is {about['recipe']['steps']}; {path} has done {done}, and a run only grows")
-    if meta["data"] != about["data"]:
+    if meta.get("data") != about["data"]:
         raise ValueError(f"tfla: {path} was trained on another dataset than {about['data_path']}; resume with its own")
 
 
@@ -338,6 +338,7 @@ def load_model(path: Path, dtype: torch.dtype = torch.float32, **changes: Any) -
     """The model of a checkpoint, on the CPU, and checkpoint.json; changes: fields of its config."""
     path = find(path)
     meta = read_meta(path)
-    model = make_model(read_config(ModelConfig, path, {**meta["model"], **changes}), dtype)
+    config = replace(read_config(ModelConfig, path, meta["model"]), changes)
+    model = make_model(config, dtype)
     load_weights(path, model)
     return model, meta

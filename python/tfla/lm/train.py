@@ -133,7 +133,7 @@ class _Trainer:
         self.step, self.before = 0, recipe.steps  # steps that the run was to have
         if last is not None:
             meta = checkpoint.load(last, self.model, self.optimizer, self.about)
-            self.step, self.before = meta["step"], meta["recipe"]["steps"]
+            self.step, self.before = meta["step"], meta["recipe"].get("steps", recipe.steps)
         world.from_first(lambda: self._clear(damaged))
 
     def _clear(self, damaged: dict[Path, str]) -> None:
@@ -278,8 +278,8 @@ class _Trainer:
 
 def resume_options(run: Path, data: Path | None = None) -> tuple[ModelConfig, Recipe, Path] | None:
     """What the last checkpoint of a run was trained with; data: where its dataset is now, if it has moved."""
-    reasons = []
-    for step in reversed(checkpoint.steps(run)):
+    found, reasons = checkpoint.steps(run), []
+    for step in reversed(found):
         path = checkpoint.directory(run, step)
         try:
             meta = checkpoint.read_meta(path)
@@ -289,6 +289,8 @@ def resume_options(run: Path, data: Path | None = None) -> tuple[ModelConfig, Re
         config = checkpoint.read_config(ModelConfig, path, meta["model"])
         recipe = checkpoint.read_config(Recipe, path, meta["recipe"])
         return config, recipe, checkpoint.data_path(path, meta, data)
+    if reasons and checkpoint.steps(run) != found:  # another trainer has replaced them meanwhile
+        return resume_options(run, data)
     if reasons:
         raise checkpoint.none_whole(run, reasons[0])
     return None
