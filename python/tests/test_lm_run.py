@@ -284,6 +284,10 @@ def test_log_is_replaced_as_a_whole(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         Log(tmp_path, 2, tensorboard=False)
     assert (tmp_path / "log.jsonl").read_text() == content
+    monkeypatch.undo()
+    with (tmp_path / "log.jsonl").open() as old:  # what has the name changes, not what is in the file
+        Log(tmp_path, 2, tensorboard=False).close()
+        assert old.read() == content and len(read_log(tmp_path / "log.jsonl")) == 2
 
 
 def test_utilisation_is_at_most_the_peak(data, tmp_path):
