@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from lm_inputs import small_model, small_recipe
+from tfla.lm.lock import locked
 from tfla.lm.metrics import read_log
 from tfla.lm.train import Run, train
 
@@ -50,7 +52,25 @@ def main() -> None:
         train(small_model(**model), small_recipe(**recipe), data, options(out / name))
     # Stopped after three steps, to be resumed by one process.
     train(small_model(), small_recipe(parallel="fsdp"), data, options(out / "stopped", stop_after=3))
+    # A trainer of its own has the folder: both ranks are told.
+    with contextlib.ExitStack() as stack:
+        if rank == 0:
+            stack.enter_context(locked(out / "taken"))
+        try:
+            train(small_model(), small_recipe(), data, options(out / "taken"))
+        except BlockingIOError as error:
+            assert "is being trained by" in str(error)
+        else:
+            raise AssertionError("two trainers in one folder")
+        dist.barrier()
+    # The last checkpoint is damaged: both ranks go on from the one before.
+    train(small_model(), small_recipe(), data, options(out / "damaged", stop_after=4, save_every=2))
     if rank == 0:
+        (out / "damaged" / "step-00000004" / "__1_0.distcp").unlink()
+    dist.barrier()
+    begun = train(small_model(), small_recipe(parallel="fsdp"), data, options(out / "damaged"))["begun_at"]
+    if rank == 0:
+        (out / "begun.json").write_text(json.dumps(begun))
         logs = {name: read_log(out / name / "log.jsonl") for name in RUNS}
         (out / "logs.json").write_text(json.dumps(logs))
     gc.collect()

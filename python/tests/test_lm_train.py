@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import torch
 
 from lm_inputs import make_data, small_model, small_recipe, write_texts
 from lm_worker import RUNS, options
-from tfla.lm import checkpoint
+from tfla.lm import checkpoint, storage
 from tfla.lm import train as training
 from tfla.lm.metrics import Log, read_log
 from tfla.lm.prepare import Source, prepare
@@ -72,7 +73,7 @@ def test_other_models_are_resumed_bit_for_bit(data, tmp_path, changes):
     assert_same_run(tmp_path / "resumed", tmp_path / "run")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signal_saves_and_the_run_goes_on(data, whole, tmp_path, monkeypatch, number):
     original, sent = training.learning_rate, []
 
@@ -92,20 +93,20 @@ def test_signal_saves_and_the_run_goes_on(data, whole, tmp_path, monkeypatch, nu
 
 
 def test_interrupted_save_leaves_the_one_before(data, whole, tmp_path, monkeypatch):
-    original, run = checkpoint.dcp.save, tmp_path / "run"
+    original, run = storage.save, tmp_path / "run"
 
-    def save(state, checkpoint_id):
-        original(state, checkpoint_id=checkpoint_id)
-        if "00000004" in checkpoint_id.name:
+    def save(state, path):
+        original(state, path)
+        if "00000004" in path.name:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint.dcp, "save", save)
+    monkeypatch.setattr(storage, "save", save)
     with pytest.raises(KeyboardInterrupt):
         train(small_model(), small_recipe(), data, options(run, save_every=2, keep=1))
     assert (run / ".step-00000004.partial").exists()
     assert checkpoint.latest(run) == checkpoint.directory(run, 2)
     checkpoint.verify(checkpoint.directory(run, 2))
-    monkeypatch.setattr(checkpoint.dcp, "save", original)
+    monkeypatch.setattr(storage, "save", original)
     assert train(small_model(), small_recipe(), data, options(run, save_every=2, keep=1))["begun_at"] == 2
     assert_same_run(run, whole)
     assert checkpoint.steps(run) == [6] and not (run / ".step-00000004.partial").exists()
@@ -133,14 +134,37 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize(("name", "damage", "sentence"), DAMAGES, ids=[row[2] for row in DAMAGES])
-def test_damaged_checkpoints_are_refused(data, whole, tmp_path, name, damage, sentence):
+def test_damaged_checkpoint_is_passed_over(data, whole, tmp_path, capsys, name, damage, sentence):
+    """Training goes on from the one before and saves the same step again; everything else refuses it by name."""
     run = shutil.copytree(whole, tmp_path / "run")
     damage(run / "step-00000006" / name)
-    with pytest.raises(ValueError, match=f"^tfla: .*{sentence}"):
-        train(small_model(), small_recipe(), data, options(run))
+    before = sorted(path.name for path in (run / "step-00000006").iterdir())
     with pytest.raises(ValueError, match=f"^tfla: .*{sentence}"):
         checkpoint.load_model(run)
     checkpoint.load_model(run / "step-00000004")  # the one before is whole
+    config, recipe, folder = training.resume_options(run)
+    assert train(config, recipe, folder, options(run, keep=10))["begun_at"] == 4
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(f"tfla: .*{sentence}.*; going on from the one before, .* kept as step-00000006.damaged", line)
+    assert sorted(path.name for path in (run / "step-00000006.damaged").iterdir()) == before
+    assert checkpoint.steps(run) == [2, 4, 6]
+    assert_same_run(run, whole)
+
+
+@pytest.mark.parametrize("damage", [("__0_0.distcp", flip), ("checkpoint.json", Path.unlink)], ids=["shard", "meta"])
+def test_run_without_a_whole_checkpoint_is_left_alone(data, whole, tmp_path, damage):
+    run, (name, how) = shutil.copytree(whole, tmp_path / "run"), damage
+    for path in run.glob("step-*"):
+        how(path / name)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for call in (
+        lambda: train(small_model(), small_recipe(), data, options(run)),
+        lambda: train(*training.resume_options(run), options(run)),
+    ):
+        with pytest.raises(ValueError, match="^tfla: .*run has no whole checkpoint to go on from: .*step-00000006"):
+            call()
+    after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+    assert after == {path: content for path, content in before.items() if path.name != ".lock"}
 
 
 FOREIGN = [
@@ -271,6 +295,14 @@ def test_two_processes_are_one(two_processes, one_process, name):
         for key in ("loss", "gradient_norm", "input_gate_max", "validation_loss", "validation_bits_per_byte"):
             if other.get(key) is not None:
                 assert line[key] == pytest.approx(other[key], rel=1e-4), (line["step"], key)
+
+
+def test_two_processes_pass_over_the_same_checkpoint(two_processes, whole):
+    """The last one is damaged: both go on from the one before."""
+    assert json.loads((two_processes / "begun.json").read_text()) == 2
+    assert checkpoint.steps(two_processes / "damaged") == [2, 6]
+    for (loss, _), (expected, _) in zip(losses(two_processes / "damaged"), losses(whole), strict=True):
+        assert loss == pytest.approx(expected, rel=1e-4)
 
 
 def test_torchrun(data, whole, tmp_path):

@@ -1,8 +1,9 @@
 """Checkpoints of a run through torch.distributed.checkpoint.
 
 RUN/step-00000500 holds the shards that all ranks wrote and checkpoint.json, written last: what the run is, and the size
-and checksum of every file. A checkpoint is written under another name and renamed when it is complete and on disk, so
-a save that is interrupted leaves the one before as it was, and a folder of that name is always whole.
+and checksum of every file. A checkpoint is written under another name and renamed when it is complete and on disk, and
+renamed again before it is removed: a save or a removal that is interrupted leaves the others as they were, and a folder
+of that name is whole unless something else damaged it.
 """
 
 from __future__ import annotations
@@ -11,25 +12,35 @@ import json
 import os
 import re
 import shutil
-import warnings
+import sys
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
+from tfla.lm import storage
 from tfla.lm.config import ModelConfig, Recipe
-from tfla.lm.fields import from_dict, to_dict
+from tfla.lm.fields import Count, Range, check, from_dict, replace, to_dict
 from tfla.lm.model import LanguageModel
 from tfla.lm.parallel import World
 
 FORMAT, VERSION, META = "tfla.lm checkpoint", 1, "checkpoint.json"
+TOKENIZER = "tokenizer.json"
 NAME = re.compile(r"step-(\d{8})")
+LEFT_OVER = re.compile(r"\.step-\d{8}\.(partial|removed)")
 # What may differ between the run that saved and the one that goes on; all else would change the losses.
-FREE = ("parallel", "context_parallel", "micro_batch", "checkpoint_activations", "compile")
+FREE = ("parallel", "context_parallel", "micro_batch", "checkpoint_activations", "compile", "steps")
+# What checkpoint.json holds, besides format, version and the fingerprint of the data.
+_NUMBER = Annotated[int, Range(at_least=0)]
+FIELDS: dict[str, Any] = {
+    "step": _NUMBER, "model": dict[str, Any], "recipe": dict[str, Any], "data_path": str | None,
+    "tokenizer": str | None, "eod": _NUMBER | None, "tokens": Count, "files": dict[str, dict[str, int]],
+}  # fmt: skip
+
+_T = TypeVar("_T")
 
 
 def directory(run: Path, step: int) -> Path:
@@ -68,19 +79,12 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]
     return {"model": weights, "optimizer": moments, "rng": torch.get_rng_state()}
 
 
-def _write(state: dict[str, Any], target: Path, meta: dict[str, Any], world: World) -> None:
-    """Every rank calls it: shards, then checkpoint.json, then the name."""
-    partial = target.with_name(f".{target.name}.partial")
-    if world.first:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    world.barrier()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it saves without a process group, when there is one process
-        dcp.save(state, checkpoint_id=partial)
-    world.barrier()
-    if not world.first:
-        return
+def _hidden(path: Path, why: str) -> Path:
+    return path.with_name(f".{path.name}.{why}")
+
+
+def _complete(partial: Path, target: Path, meta: dict[str, Any]) -> None:
+    """checkpoint.json beside the shards, all of it on disk, then the name."""
     meta = dict(meta)
     tokenizer = meta.pop("tokenizer_json")
     if tokenizer is not None:
@@ -91,9 +95,51 @@ def _write(state: dict[str, Any], target: Path, meta: dict[str, Any], world: Wor
         files[file.name] = {"bytes": file.stat().st_size, "crc32": _checksum(file)}
     (partial / META).write_text(json.dumps({**meta, "files": files}, indent=1) + "\n")
     _sync(partial / META)
-    shutil.rmtree(target, ignore_errors=True)
+    _sync(partial)
+    if target.exists():
+        target.rename(_hidden(target, "removed"))
     partial.rename(target)
     _sync(target.parent)
+    shutil.rmtree(_hidden(target, "removed"), ignore_errors=True)
+
+
+def _write(state: dict[str, Any], target: Path, meta: dict[str, Any], world: World) -> None:
+    """Every rank calls it: shards, then checkpoint.json, then the name."""
+    partial = _hidden(target, "partial")
+
+    def begin() -> None:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+
+    try:
+        world.from_first(begin)
+        storage.save(state, partial)
+        world.barrier()
+        world.from_first(lambda: _complete(partial, target, meta))
+    except OSError as error:
+        if world.first:  # on a full disk its room is needed
+            shutil.rmtree(partial, ignore_errors=True)
+        raise OSError(f"tfla: {target} could not be saved: {error}; what was saved before is kept") from None
+
+
+def _remove(path: Path) -> None:
+    """By another name first: what is left of it when this is interrupted is no checkpoint."""
+    gone = _hidden(path, "removed")
+    shutil.rmtree(gone, ignore_errors=True)
+    path.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def _prune(run: Path, keep: int) -> None:
+    for old in steps(run)[:-keep]:
+        _remove(directory(run, old))
+
+
+def tidy(run: Path) -> None:
+    """Removes what interrupted saves and removals left."""
+    for path in run.iterdir() if run.is_dir() else ():
+        if LEFT_OVER.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def save(
@@ -101,12 +147,10 @@ def save(
     *, keep: int = 2,
 ) -> Path:  # fmt: skip
     """Every rank calls it. about: what `describe` returns. Keeps the last `keep` checkpoints."""
+    check("keep", Count, keep)
     target = directory(run, step)
     _write(_state(model, optimizer), target, {"format": FORMAT, "version": VERSION, "step": step, **about}, world)
-    if world.first:
-        for old in steps(run)[:-keep]:
-            shutil.rmtree(directory(run, old))
-    world.barrier()
+    world.from_first(lambda: _prune(run, keep))
     return target
 
 
@@ -120,35 +164,79 @@ def save_model(path: Path, model: LanguageModel, about: dict[str, Any]) -> None:
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """checkpoint.json of a checkpoint, or of the last one of a run."""
+    """checkpoint.json of a checkpoint."""
+    file = path / META
     if not path.is_dir():
         raise FileNotFoundError(f"tfla: {path} is not a checkpoint: there is no such folder")
-    if not (path / META).exists():
+    if not file.exists():
         raise ValueError(f"tfla: {path} is not a checkpoint of tfla.lm: it has no {META}")
     try:
-        meta = json.loads((path / META).read_text())
-    except ValueError:
-        raise ValueError(f"tfla: {path / META} is cut off or not JSON; use an earlier checkpoint") from None
+        meta = json.loads(file.read_text())
+    except (ValueError, RecursionError):
+        raise ValueError(f"tfla: {file} is cut off or not JSON") from None
     if not isinstance(meta, dict) or meta.get("format") != FORMAT or meta.get("version") != VERSION:
-        raise ValueError(f"tfla: {path / META} is not {FORMAT!r} version {VERSION}")
+        raise ValueError(f"tfla: {file} is not {FORMAT!r} version {VERSION}")
+    for name, kind in FIELDS.items():
+        if name not in meta:
+            raise ValueError(f"tfla: {file} has no {name}; the checkpoint is damaged")
+        check(f"{name} of {file}", kind, meta[name])
+    for name in (*meta["files"], *({meta["tokenizer"]} - {None})):
+        if not storage.is_bare(name):
+            raise ValueError(f"tfla: {file} names {name!r}; it must be the name of a file beside it")
+    if meta["tokenizer"] not in (None, "bytes", *meta["files"]):
+        raise ValueError(f"tfla: {file} names the tokenizer {meta['tokenizer']!r}, which is not among its files")
     return meta
 
 
 def verify(path: Path) -> dict[str, Any]:
     """Refuses a checkpoint with a file that is missing, cut off or changed, by the file's name."""
     meta = read_meta(path)
-    for name, expected in meta["files"].items():
-        file = path / name
-        if not file.exists():
-            raise ValueError(f"tfla: {file} is missing; the checkpoint is not whole, use an earlier one")
+    for name in (storage.METADATA, *meta["files"]):
+        file, expected = path / name, meta["files"].get(name)
+        if expected is None or expected.keys() != {"bytes", "crc32"}:
+            raise ValueError(f"tfla: {path / META} has no size and checksum of {name}; the checkpoint is damaged")
+        if not file.is_file():
+            raise ValueError(f"tfla: {file} is missing; the checkpoint is not whole")
         size = file.stat().st_size
         if size != expected["bytes"]:
-            raise ValueError(
-                f"tfla: {file} has {size} bytes of {expected['bytes']}; the checkpoint was cut off, use an earlier one"
-            )
-        if _checksum(file) != expected["crc32"]:
-            raise ValueError(f"tfla: {file} does not have its checksum; the checkpoint is damaged, use an earlier one")
+            raise ValueError(f"tfla: {file} has {size} bytes of {expected['bytes']}; the checkpoint was cut off")
+        try:
+            changed = _checksum(file) != expected["crc32"]
+        except OSError as error:
+            raise ValueError(f"tfla: {file} cannot be read: {error.strerror}") from None
+        if changed:
+            raise ValueError(f"tfla: {file} does not have its checksum; the checkpoint is damaged")
     return meta
+
+
+def none_whole(run: Path, reason: str) -> ValueError:
+    return ValueError(f"tfla: {run} has no whole checkpoint to go on from: {reason.removeprefix('tfla: ')}")
+
+
+def newest_whole(run: Path) -> tuple[Path | None, dict[Path, str]]:
+    """The checkpoint to go on from, None where there is none at all; and what is wrong with newer ones."""
+    damaged: dict[Path, str] = {}
+    for step in reversed(steps(run)):
+        path = directory(run, step)
+        try:
+            verify(path)
+        except ValueError as error:
+            damaged[path] = str(error)
+        else:
+            return path, damaged
+    if damaged:
+        raise none_whole(run, next(iter(damaged.values())))
+    return None, {}
+
+
+def set_aside(path: Path, reason: str) -> None:
+    """Keeps a damaged checkpoint under another name, so that its step can be saved again."""
+    number, new = 1, path.with_name(f"{path.name}.damaged")
+    while new.exists():
+        number += 1
+        new = path.with_name(f"{path.name}.damaged-{number}")
+    path.rename(new)
+    print(f"{reason}; going on from the one before, this one is kept as {new.name}", file=sys.stderr)
 
 
 def _refuse_other(path: Path, meta: dict[str, Any], about: dict[str, Any]) -> None:
@@ -160,36 +248,49 @@ def _refuse_other(path: Path, meta: dict[str, Any], about: dict[str, Any]) -> No
                     f"tfla: {path} was trained with {name} {theirs.get(name)!r}, this run has {ours.get(name)!r}; "
                     "resume with the same options or begin another run"
                 )
-    if meta["data"] != about["data"]:
+    if about["recipe"]["steps"] < meta["step"]:
+        done = meta["step"]
+        raise ValueError(f"tfla: steps is {about['recipe']['steps']}; {path} has done {done}, and a run only grows")
+    if meta.get("data") != about["data"]:
         raise ValueError(f"tfla: {path} was trained on another dataset than {about['data_path']}; resume with its own")
 
 
-def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, about: dict[str, Any], world: World) -> int:
-    """Goes on where a checkpoint ended; returns its step."""
-    meta = verify(path) if world.first else read_meta(path)
+def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, about: dict[str, Any]) -> dict[str, Any]:
+    """Goes on where a checkpoint that is whole ended; every rank calls it. Returns its checkpoint.json."""
+    meta = read_meta(path)
     _refuse_other(path, meta, about)
     state = _state(model, optimizer)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        dcp.load(state, checkpoint_id=path)
+    storage.load(state, path)
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     torch.set_rng_state(state["rng"])
-    return meta["step"]
+    return meta
 
 
 def describe(model: ModelConfig, recipe: Recipe, data: Any) -> dict[str, Any]:
     """What checkpoint.json says of a run besides its step."""
     name = data.meta["tokenizer"]
+    if not storage.is_bare(name):
+        raise ValueError(f"tfla: {data.directory} names the tokenizer {name!r}; it must be the name of a file in it")
     return {
         "model": to_dict(model),
         "recipe": to_dict(recipe),
         "data": data.fingerprint(),
-        "data_path": str(data.directory),
-        "tokenizer": name,
+        "data_path": os.path.abspath(data.directory),
+        "tokenizer": "bytes" if name == "bytes" else TOKENIZER,
         "tokenizer_json": (data.directory / name).read_text() if name != "bytes" else None,
         "eod": data.eod,
         "tokens": data.vocab,
     }
+
+
+def data_path(path: Path, meta: dict[str, Any], given: Path | None = None) -> Path:
+    """The dataset of a checkpoint: where it was in training, unless it is given."""
+    known = meta["data_path"]
+    if given is None and known is None:
+        raise ValueError(f"tfla: {path} does not say what it was trained on; give a dataset with --data")
+    if given is None and not Path(known).is_dir():
+        raise FileNotFoundError(f"tfla: {known}, the dataset of {path}, is not there; say with --data where it is")
+    return Path(given or known)
 
 
 def find(path: Path) -> Path:
@@ -202,18 +303,34 @@ def find(path: Path) -> Path:
     return found
 
 
+def read_config(cls: type[_T], path: Path, values: dict[str, Any]) -> _T:
+    """A part of checkpoint.json; what it refuses is said with the file's name."""
+    try:
+        return from_dict(cls, values)
+    except ValueError as error:
+        raise ValueError(f"tfla: {path / META}: {str(error).removeprefix('tfla: ')}") from None
+
+
+def make_model(config: ModelConfig, dtype: torch.dtype) -> LanguageModel:
+    try:
+        return LanguageModel(config, dtype)
+    except (RuntimeError, MemoryError) as error:
+        if "memory" not in f"{error!r}".lower():
+            raise
+        size = f"{config.layers} layers of width {config.dim} with {config.vocab} tokens"
+        raise ValueError(f"tfla: a model of {size} does not fit into the memory of this machine") from None
+
+
 def load_weights(path: Path, model: LanguageModel) -> None:
     """The weights of a checkpoint into a model of the same config, before it is spread over ranks."""
     path = find(path)
     meta = verify(path)
     for name in ("kind", "layers", "dim", "heads", "vocab"):
-        if meta["model"][name] != getattr(model.config, name):
-            theirs, ours = meta["model"][name], getattr(model.config, name)
+        theirs, ours = meta["model"].get(name), getattr(model.config, name)
+        if theirs is not None and theirs != ours:
             raise ValueError(f"tfla: {path} has {name} {theirs!r}, this run has {ours!r}; they must be equal")
     state = {"model": model.state_dict()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        dcp.load(state, checkpoint_id=path)
+    storage.load(state, path)
     model.load_state_dict(state["model"])
 
 
@@ -221,6 +338,7 @@ def load_model(path: Path, dtype: torch.dtype = torch.float32, **changes: Any) -
     """The model of a checkpoint, on the CPU, and checkpoint.json; changes: fields of its config."""
     path = find(path)
     meta = read_meta(path)
-    model = LanguageModel(from_dict(ModelConfig, {**meta["model"], **changes}), dtype)
+    config = replace(read_config(ModelConfig, path, meta["model"]), changes)
+    model = make_model(config, dtype)
     load_weights(path, model)
     return model, meta

@@ -33,7 +33,7 @@ EXAMPLES = {
   python -m tfla.lm train --data data --out runs/c --preset 160m --kind transformer
   torchrun --nproc-per-node 8 -m tfla.lm train --data data --out runs/d --preset 1.4b --parallel fsdp --compile
   torchrun --nproc-per-node 8 -m tfla.lm train --data data --out runs/e --context 131072 --context-parallel 8
-Interrupt it (Ctrl-C, SIGTERM) and it saves; the same command goes on from there.""",
+Interrupt it (Ctrl-C, SIGTERM, SIGHUP) and it saves; the same command goes on from there.""",
     "eval": """examples:
   python -m tfla.lm eval runs/a --data data
   python -m tfla.lm eval runs/a/step-00000500 --data data --context 4096 --chunk-size 64 --json result.json""",
@@ -120,11 +120,10 @@ def _train(arguments: argparse.Namespace) -> None:
     from tfla.lm.train import Run, resume_options, train, vocabulary
 
     model_changes, recipe_changes = _given(arguments, ModelConfig), _given(arguments, Recipe)
-    before = resume_options(arguments.run)
+    before = resume_options(arguments.run, arguments.data)
     if before is not None:
         config, training, data = before
         config, training = replace(config, model_changes), replace(training, recipe_changes)
-        data = arguments.data or data
     else:
         if arguments.data is None:
             raise ValueError("tfla: data is not given; a new run needs --data, a folder that prepare has made")
@@ -146,9 +145,9 @@ def _train(arguments: argparse.Namespace) -> None:
 
 
 def _device(name: str | None) -> Any:
-    import torch
+    from tfla.lm.parallel import find_device
 
-    return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return find_device(name)
 
 
 def _load(path: Path, device: Any, **changes: Any) -> Any:
@@ -161,13 +160,14 @@ def _load(path: Path, device: Any, **changes: Any) -> Any:
 
 
 def _eval(arguments: argparse.Namespace) -> None:
+    from tfla.lm.checkpoint import data_path
     from tfla.lm.data import Dataset
     from tfla.lm.evaluate import evaluate
 
     changes = {} if arguments.chunk_size is None else {"chunk_size": arguments.chunk_size}
     model, meta = _load(arguments.checkpoint, _device(arguments.device), **changes)
     context = arguments.context or meta["recipe"]["context"]
-    data = Dataset(arguments.data or meta["data_path"], arguments.split, context)
+    data = Dataset(data_path(arguments.checkpoint, meta, arguments.data), arguments.split, context)
     result = evaluate(model, data, batch=arguments.batch, max_rows=arguments.rows)
     print(f"{result.tokens:,} tokens of {arguments.split!r}, rows of {context}")
     print(f"loss {result.loss:.5f}, perplexity {result.perplexity:.4f}, {result.bits_per_byte:.5f} bits per byte")
@@ -367,7 +367,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         arguments.run_command(arguments)
-    except (ValueError, FileNotFoundError, FileExistsError, ImportError) as error:
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
         if not str(error).startswith("tfla:"):
             raise
         print(error, file=sys.stderr)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from tfla._options import Normalizer, unknown
-from tfla.lm.fields import check_types, from_dict, replace
+from tfla.lm.fields import Count, NotNegative, Positive, Range, check_fields, from_dict, replace
 
 Kind = Literal["xlstm", "transformer"]
 InputGate = Literal["exp", "sigmoid"]
 Reset = Literal["exact", "soft"]
 Norm = Literal["layer", "rms"]
 Parallel = Literal["ddp", "fsdp"]
+Width = Annotated[int, Range(at_least=1, at_most=2**20)]  # more is a slip of the hand, not a model
+Factor = Annotated[float, Range(above=0, at_most=64)]
+Seed = Annotated[int, Range(at_least=0, at_most=2**43)]  # the order of data multiplies it, within 64 bits
 SOFT_RESET = -25.0  # the paper's forget gate at the first token of a document
 
 
@@ -25,38 +28,33 @@ def feed_forward_dim(dim: int) -> int:
 class ModelConfig:
     """An xLSTM, or the Llama-style Transformer of the same width beside it."""
 
-    layers: int
-    dim: int
-    heads: int
-    vocab: int = 50304
+    layers: Width
+    dim: Width
+    heads: Width
+    vocab: Annotated[int, Range(at_least=1, at_most=2**31)] = 50304
     kind: Kind = "xlstm"
-    ffn_dim: int | None = None  # None: feed_forward_dim(dim)
-    qk_factor: float = 0.5  # dimension of all query/key heads, as a multiple of dim
-    v_factor: float = 1.0
+    ffn_dim: Width | None = None  # None: feed_forward_dim(dim)
+    qk_factor: Factor = 0.5  # dimension of all query/key heads, as a multiple of dim
+    v_factor: Factor = 1.0
     gate: InputGate = "exp"
     normalizer: Normalizer | None = None  # None: the paper's for the gate
-    eps: float = 1e-6  # in the denominator of the cell
-    norm_eps: float = 1e-6  # of the norms before layers and head
+    eps: NotNegative = 1e-6  # in the denominator of the cell
+    norm_eps: NotNegative = 1e-6  # of the norms before layers and head
     cell_norm: Norm = "layer"  # the norm per head after the cell
-    cell_norm_eps: float = 1e-6
-    gate_soft_cap: float | None = 15.0
-    logit_soft_cap: float | None = 30.0
+    cell_norm_eps: NotNegative = 1e-6
+    gate_soft_cap: Positive | None = 15.0
+    logit_soft_cap: Positive | None = 30.0
     input_gate_bias: float = -10.0
     forget_gate_bias: tuple[float, float] = (3.0, 6.0)  # evenly spaced over heads
     train_input_gate: bool = True  # False: the input gate stays at its bias
     zero_output_gate: bool = True  # output gate weights begin at zero, as in the paper's code
     reset: Reset = "exact"  # state at the first token of a document; "soft": a forget gate of -25
-    chunk_size: int | None = None
-    rope_base: float = 10000.0  # Transformer only
+    chunk_size: Count | None = None
+    rope_base: Positive = 10000.0  # Transformer only
     fuse: bool = False  # one product for projections of the same input
 
     def __post_init__(self) -> None:
-        check_types(self)
-        for name in ("layers", "dim", "heads", "vocab"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"tfla: {name} is {getattr(self, name)}; it must be positive")
-        if self.ffn_dim is not None and self.ffn_dim <= 0:
-            raise ValueError(f"tfla: ffn_dim is {self.ffn_dim}; it must be positive, or None for 8/3 of dim")
+        check_fields(self)
         if self.kind == "transformer" and (self.dim % self.heads or (self.dim // self.heads) % 2):
             raise ValueError(
                 f"tfla: heads is {self.heads} for dim {self.dim}; heads of a Transformer have an even size"
@@ -71,36 +69,31 @@ class ModelConfig:
 class Recipe:
     """How a model is trained. The defaults are the paper's; rate, batch and steps belong to the size."""
 
-    lr: float
-    batch: int  # sequences per step, over all ranks
-    steps: int
-    context: int = 8192
-    warmup: int = 750
-    cooldown: int = 1000
-    min_lr: float = 0.1  # where the cosine ends, as a part of lr
-    betas: tuple[float, float] = (0.9, 0.95)
-    adam_eps: float = 1e-8
-    weight_decay: float = 0.1
-    clip: float = 0.5
-    seed: int = 0
-    micro_batch: int | None = None  # sequences at a time on one rank; None: all of them
+    lr: Positive
+    batch: Count  # sequences per step, over all ranks
+    steps: Count
+    context: Count = 8192
+    warmup: Annotated[int, Range(at_least=0)] = 750
+    cooldown: Annotated[int, Range(at_least=0)] = 1000
+    min_lr: Annotated[float, Range(at_least=0, at_most=1)] = 0.1  # where the cosine ends, as a part of lr
+    betas: Annotated[tuple[float, float], Range(at_least=0, below=1)] = (0.9, 0.95)
+    adam_eps: NotNegative = 1e-8
+    weight_decay: NotNegative = 0.1
+    clip: Positive = 0.5
+    seed: Seed = 0
+    micro_batch: Count | None = None  # sequences at a time on one rank; None: all of them
     parallel: Parallel = "ddp"
-    context_parallel: int = 1  # ranks that share a sequence
+    context_parallel: Count = 1  # ranks that share a sequence
     checkpoint_activations: bool = False
     compile: bool = False
     dtype: Literal["float32", "bfloat16"] | None = None  # of the computation; None: bfloat16 on CUDA, else float32
 
     def __post_init__(self) -> None:
-        check_types(self)
-        for name in ("batch", "steps", "context", "context_parallel"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"tfla: {name} is {getattr(self, name)}; it must be positive")
-        if self.warmup < 0 or self.cooldown < 0 or self.warmup + self.cooldown > self.steps:
+        check_fields(self)
+        if self.warmup + self.cooldown > self.steps:
             raise ValueError(
                 f"tfla: steps is {self.steps}; it must be at least warmup + cooldown, {self.warmup} + {self.cooldown}"
             )
-        if self.micro_batch is not None and self.micro_batch <= 0:
-            raise ValueError(f"tfla: micro_batch is {self.micro_batch}; it must be positive, or None for all at once")
         if self.context % self.context_parallel:
             raise ValueError(
                 f"tfla: context is {self.context}; it must be a multiple of context_parallel, {self.context_parallel}"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +36,41 @@ def flops_per_token(config: ModelConfig, context: int) -> float:
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Of one device: a GPU's from the table; a CPU's is what a matrix product of torch reaches."""
+    """Of one device: a GPU's from the table; a CPU's is the best that matrix products of several sizes reach."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         return next((peak for part, peak in PEAKS.items() if part in name), None)
-    size, best = 1024, float("inf")
-    a = torch.randn(size, size)
-    for _ in range(20):
-        begin = time.perf_counter()
-        a @ a
-        best = min(best, time.perf_counter() - begin)
-    return 2 * size**3 / best
+    best = 0.0
+    for size in (256, 512, 1024, 1536):
+        a, b, c = (torch.randn(size, size) for _ in range(3))
+        end, runs = time.perf_counter() + 0.1, 0
+        while runs < 4 or time.perf_counter() < end:
+            begin = time.perf_counter()
+            torch.mm(a, b, out=c)
+            best = max(best, 2 * size**3 / (time.perf_counter() - begin))
+            runs += 1
+    return best
+
+
+class Utilisation:
+    """Operations per second as a part of the peak. One that is exceeded was too low: it is raised to what was seen."""
+
+    def __init__(self, peak: float | None) -> None:
+        self.peak = peak
+
+    def of(self, flops: float) -> float | None:
+        if self.peak is None:
+            return None
+        self.peak = max(self.peak, flops)
+        return flops / self.peak
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"tfla: {path} cannot be written: {error.strerror}; what was saved before is kept") from None
 
 
 class Log:
@@ -51,11 +78,17 @@ class Log:
 
     def __init__(self, run: Path, step: int, tensorboard: bool) -> None:
         """step: where the run goes on; lines of steps from there on, of a run that went further, are dropped."""
-        run.mkdir(parents=True, exist_ok=True)
-        path = run / "log.jsonl"
-        kept = [line for line in read_log(path) if line["step"] <= step] if step else []
-        path.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        self._file = path.open("a")
+        self._path = run / "log.jsonl"
+        with _writing(self._path):
+            run.mkdir(parents=True, exist_ok=True)
+            kept = [line for line in read_log(self._path) if line["step"] <= step] if step else []
+            new = run / ".log.jsonl.partial"
+            with new.open("w") as file:
+                file.writelines(json.dumps(line) + "\n" for line in kept)
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(self._path)
+            self._file = self._path.open("a")
         self._board = self._open_board(run / "tensorboard", step) if tensorboard else None
 
     @staticmethod
@@ -67,31 +100,34 @@ class Log:
         return SummaryWriter(str(directory), purge_step=step + 1 if step else None)
 
     def write(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(line) + "\n")
+        with _writing(self._path):
+            self._file.write(json.dumps(line) + "\n")
         if self._board is not None:
             for name, value in line.items():
                 if name != "step" and isinstance(value, (int, float)):
                     self._board.add_scalar(name, value, line["step"])
 
     def flush(self) -> None:
-        self._file.flush()
+        with _writing(self._path):
+            self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        with _writing(self._path):
+            self._file.close()
         if self._board is not None:
             self._board.close()
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Lines of a log; a last one that was cut off by a crash is left out."""
+    """Lines of a log; those that a crash or a full disk cut off are left out."""
     if not path.exists():
         return []
     lines = []
-    for line in path.read_text().splitlines():
-        try:
-            lines.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+    for text in path.read_text(errors="replace").splitlines():
+        with contextlib.suppress(ValueError):
+            line = json.loads(text)
+            if isinstance(line, dict) and isinstance(line.get("step"), int):
+                lines.append(line)
     return lines
 
 
@@ -111,13 +147,14 @@ class Progress:
         done = round(24 * step / self.steps)
         bar = "#" * done + "." * (24 - done)
         text = f"{bar} {step}/{self.steps}  {words}"
-        print(
-            f"\r\x1b[K{text}" if self._terminal else text,
-            end="" if self._terminal else "\n",
-            file=sys.stderr,
-            flush=True,
-        )
+        self._print(f"\r\x1b[K{text}" if self._terminal else text, end="" if self._terminal else "\n")
 
     def close(self) -> None:
         if self.enabled and self._terminal:
-            print(file=sys.stderr)
+            self._print()
+
+    def _print(self, text: str = "", end: str = "\n") -> None:
+        try:
+            print(text, end=end, file=sys.stderr, flush=True)
+        except OSError:  # the terminal is gone; the run is not
+            self.enabled = False

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tfla.lm.config import Recipe
 from tfla.lm.model import LanguageModel
+
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -56,6 +58,21 @@ class World:
         if self.ranks > 1:
             dist.barrier()
 
+    def from_first(self, work: Callable[[], _T]) -> _T:
+        """What rank 0 alone does: its result, or its error, is every rank's."""
+        if self.ranks == 1:
+            return work()
+        outcome: list[Any] = [None, None]
+        if self.first:
+            try:
+                outcome[0] = work()
+            except Exception as error:
+                outcome[1] = error
+        dist.broadcast_object_list(outcome, src=0, device=self.device)
+        if outcome[1] is not None:
+            raise outcome[1]
+        return outcome[0]
+
     def close(self, together: bool) -> None:
         """together: after all ranks; one that leaves while another still works can make torch abort either of them."""
         if not self.ours:
@@ -66,12 +83,25 @@ class World:
         dist.destroy_process_group()
 
 
+def find_device(name: str | None = None) -> torch.device:
+    """By "cpu", "cuda" or "cuda:1"; without a name CUDA where there is one."""
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, number = name.partition(":")
+    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
+        raise ValueError(f"tfla: device is {name!r}; it must be 'cpu', 'cuda' or 'cuda:' and a number")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if kind == "cuda" and int(number or 0) >= count:
+        raise ValueError(f"tfla: device is {name!r}; torch finds {count} CUDA devices here")
+    return torch.device(name if kind == "cuda" else "cpu")
+
+
 def join(recipe: Recipe, device: str | None = None) -> World:
     """The world as torchrun describes it, or this process alone."""
-    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    here = find_device(device)
+    kind = here.type
     ranks, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
-    here = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if kind == "cuda" else torch.device(kind)
-    if here.type == "cuda":
+    if kind == "cuda":
+        here = here if here.index is not None else find_device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}")
         torch.cuda.set_device(here)
     if ranks % recipe.context_parallel:
         raise ValueError(f"tfla: context_parallel is {recipe.context_parallel}; it must divide the {ranks} processes")

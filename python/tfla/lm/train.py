@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +19,9 @@ from tfla.lm import checkpoint
 from tfla.lm.config import ModelConfig, Recipe
 from tfla.lm.data import Dataset, Order
 from tfla.lm.evaluate import evaluate
-from tfla.lm.fields import from_dict
-from tfla.lm.metrics import Log, Progress, flops_per_token, peak_flops
-from tfla.lm.model import LanguageModel
+from tfla.lm.fields import Count, Positive, check_fields
+from tfla.lm.lock import locked
+from tfla.lm.metrics import Log, Progress, Utilisation, flops_per_token, peak_flops
 from tfla.lm.optimizer import learning_rate, make_optimizer
 from tfla.lm.parallel import World, gradients, join, spread, total_norm, unwrapped
 
@@ -29,22 +31,28 @@ class Run:
     """Where a run lives and what it reports; nothing of it changes a loss."""
 
     directory: Path
-    log_every: int = 10
-    save_every: int | None = 500  # None: no checkpoint at all, for measurements
-    eval_every: int | None = None
-    eval_rows: int | None = None
-    keep: int = 2  # checkpoints
-    stop_after: int | None = None  # stop at this step as a signal would
-    time_limit: float | None = None  # seconds
+    log_every: Count = 10
+    save_every: Count | None = 500  # None: no checkpoint at all, for measurements
+    eval_every: Count | None = None
+    eval_rows: Count | None = None
+    keep: Count = 2  # checkpoints
+    stop_after: Count | None = None  # stop at this step as a signal would
+    time_limit: Positive | None = None  # seconds
     device: str | None = None
     tensorboard: bool = True
     progress: bool = True
-    peak: float | None = None  # FLOP/s of one device, for the utilisation
+    peak: Positive | None = None  # FLOP/s of one device, for the utilisation
     begin_from: Path | None = None  # a checkpoint whose weights a new run begins with
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 class Stop:
-    """Set by SIGINT and SIGTERM; the loop ends after its step. A second signal ends the process as usual."""
+    """Set by SIGINT, SIGTERM and SIGHUP; the loop ends after its step. A second signal ends the process as usual.
+
+    One that is ignored, as nohup ignores SIGHUP, stays ignored.
+    """
 
     def __init__(self) -> None:
         self.asked = False
@@ -52,8 +60,9 @@ class Stop:
 
     def __enter__(self) -> Stop:
         try:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._handle)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._handle)
         except ValueError:  # not the main thread
             pass
         return self
@@ -77,7 +86,10 @@ def train(config: ModelConfig, recipe: Recipe, data_path: Path, run: Run) -> dic
     world = join(recipe, run.device)
     summary: dict[str, Any] | None = None
     try:
-        summary = _Trainer(config, recipe, data_path, run, world).train()
+        trainer = _Trainer(config, recipe, data_path, run, world)
+        with contextlib.ExitStack() as stack:
+            world.from_first(lambda: stack.enter_context(locked(run.directory)))
+            summary = trainer.train()
         return summary
     finally:
         world.close(together=summary is not None)
@@ -85,65 +97,107 @@ def train(config: ModelConfig, recipe: Recipe, data_path: Path, run: Run) -> dic
 
 class _Trainer:
     def __init__(self, config: ModelConfig, recipe: Recipe, data_path: Path, run: Run, world: World) -> None:
-        self.recipe, self.run, self.world = recipe, run, world
-        self.local = _local_batch(recipe, world)
+        """Refuses what cannot be trained, before anything is written."""
+        self.config, self.recipe, self.run, self.world = config, recipe, run, world
+        if recipe.batch % world.data_ranks:
+            raise ValueError(
+                f"tfla: batch is {recipe.batch}; it must be a multiple of the {world.data_ranks} ranks with data"
+            )
+        self.local = recipe.batch // world.data_ranks
         self.micro = min(recipe.micro_batch or self.local, self.local)
         if self.local % self.micro:
             raise ValueError(f"tfla: micro_batch is {self.micro}; it must divide the {self.local} sequences of a rank")
         self.data = Dataset(data_path, "train", recipe.context)
         if self.data.vocab > config.vocab:
             raise ValueError(f"tfla: vocab is {config.vocab}; {data_path} has {self.data.vocab} tokens")
+        if run.eval_every and Dataset(data_path, "validation", recipe.context).rows == 0:
+            raise ValueError(
+                f"tfla: eval_every is {run.eval_every}; split 'validation' of {data_path} is empty, so leave it out "
+                "or prepare the data with one"
+            )
         self.order = Order(self.data.whole_rows, recipe.seed)
         self.about = checkpoint.describe(config, recipe, self.data)
+
+    def _begin(self) -> None:
+        """Model and optimizer as the last checkpoint that is whole left them, or new ones."""
+        recipe, run, world = self.recipe, self.run, self.world
+        last, damaged = world.from_first(lambda: checkpoint.newest_whole(run.directory))
         torch.manual_seed(recipe.seed)
         dtype = recipe.dtype or ("bfloat16" if world.device.type == "cuda" else "float32")
-        model = LanguageModel(config, getattr(torch, dtype)).to(world.device)
-        last = checkpoint.latest(run.directory)
+        model = checkpoint.make_model(self.config, getattr(torch, dtype)).to(world.device)
         if last is None and run.begin_from is not None:
             checkpoint.load_weights(run.begin_from, model)
         self.model: nn.Module = spread(model, recipe, world)
         self.optimizer = make_optimizer(self.model, recipe)
-        self.flops = flops_per_token(config, recipe.context)
-        self.step = 0
+        self.flops = flops_per_token(self.config, recipe.context)
+        self.step, self.before = 0, recipe.steps  # steps that the run was to have
         if last is not None:
-            self.step = checkpoint.load(last, self.model, self.optimizer, self.about, world)
+            meta = checkpoint.load(last, self.model, self.optimizer, self.about)
+            self.step, self.before = meta["step"], meta["recipe"].get("steps", recipe.steps)
+        world.from_first(lambda: self._clear(damaged))
+
+    def _clear(self, damaged: dict[Path, str]) -> None:
+        """Out of the way of this run: damaged checkpoints after the one it goes on from, and left-over folders."""
+        for path, reason in damaged.items():
+            checkpoint.set_aside(path, reason)
+        checkpoint.tidy(self.run.directory)
 
     def train(self) -> dict[str, Any]:
-        run, recipe, world = self.run, self.recipe, self.world
+        run, world = self.run, self.world
+        self._begin()
         self.log = Log(run.directory, self.step, run.tensorboard) if world.first else None
-        self.progress = Progress(recipe.steps, run.progress and world.first)
-        self.peak = run.peak or (peak_flops(world.device) if world.first else None)
+        self.progress = Progress(self.recipe.steps, run.progress and world.first)
+        self.utilisation = Utilisation(run.peak or (peak_flops(world.device) if world.first else None))
         self.pending: list[tuple[int, Tensor, Tensor]] = []
-        self.summary: dict[str, Any] = {"steps": recipe.steps, "begun_at": self.step}
+        self.summary: dict[str, Any] = {"steps": self.recipe.steps, "begun_at": self.step}
+        try:
+            self._report_schedule()
+            self._loop()
+        finally:
+            self.progress.close()
+            if self.log is not None:
+                self.log.close()
+        return self.summary
+
+    def _report_schedule(self) -> None:
+        if self.log is None or self.before == self.recipe.steps:
+            return
+        steps = self.recipe.steps
+        self.log.write({"step": self.step + 1, "steps": steps, "steps_before": self.before})
+        print(
+            f"tfla: {self.run.directory} was to have {self.before} steps and now has {steps}: "
+            f"from step {self.step + 1} on the learning rate is that of a run of {steps}",
+            file=sys.stderr,
+        )
+
+    def _loop(self) -> None:
+        run, recipe, world = self.run, self.recipe, self.world
         saved = self.step
         begin = self.since = time.monotonic()
+        last = min(recipe.steps, run.stop_after or recipe.steps)
         with Stop() as stop:
-            stopped = self.step >= recipe.steps
+            stopped = self.step >= last
             while not stopped:
                 self._update()
                 done = self.step >= recipe.steps
-                enough = self.step == run.stop_after
                 late = run.time_limit is not None and time.monotonic() - begin > run.time_limit
-                stopped = done or enough or ((stop.asked or late) and world.ranks == 1)
+                stopped = self.step >= last or ((stop.asked or late) and world.ranks == 1)
                 saving = run.save_every is not None and self.step % run.save_every == 0
                 if self.step % run.log_every == 0 or saving or stopped:  # what is saved is logged, and is finite
                     stopped = self._flush(stop.asked or late) or stopped
-                # A run that its time limit ends is to be judged as well; one that a signal ends has no time for that.
-                over = done or (late and world.ranks == 1)
-                if run.eval_every and (self.step % run.eval_every == 0 or over):
-                    self._evaluate()
+                # Before anything else that may fail.
                 if saving or (stopped and run.save_every is not None):
                     checkpoint.save(
                         run.directory, self.step, self.model, self.optimizer, self.about, world, keep=run.keep
                     )
                     saved = self.step
                     self.since = time.monotonic()
-        self.progress.close()
-        if self.log is not None:
-            self.log.close()
+                # A run that its time limit ends is to be judged as well; one that a signal ends has no time for that.
+                over = done or (late and world.ranks == 1)
+                if run.eval_every and (self.step % run.eval_every == 0 or over):
+                    self._evaluate()
         self.summary |= {"step": self.step, "finished": self.step >= recipe.steps, "seconds": time.monotonic() - begin}
         self.summary["checkpoint"] = str(checkpoint.directory(run.directory, saved)) if run.save_every else None
-        return self.summary
 
     def _update(self) -> None:
         """One step: micro-batches, clipped gradient, update."""
@@ -190,7 +244,7 @@ class _Trainer:
         seconds = (now - self.since) / len(self.pending)
         self.since = now
         rate = recipe.batch * recipe.context / seconds
-        mfu = None if self.peak is None else rate * self.flops / (self.peak * world.ranks)
+        mfu = self.utilisation.of(rate * self.flops / world.ranks)
         rows = zip(self.pending, losses.tolist(), others[:-1].view(-1, 2).tolist(), strict=True)
         for (step, _, _), loss, (norm, gate) in rows:
             line = {
@@ -222,18 +276,21 @@ class _Trainer:
         self.since = time.monotonic()
 
 
-def _local_batch(recipe: Recipe, world: World) -> int:
-    if recipe.batch % world.data_ranks:
-        raise ValueError(
-            f"tfla: batch is {recipe.batch}; it must be a multiple of the {world.data_ranks} ranks with data"
-        )
-    return recipe.batch // world.data_ranks
-
-
-def resume_options(run: Path) -> tuple[ModelConfig, Recipe, Path] | None:
-    """What the last checkpoint of a run was trained with."""
-    last = checkpoint.latest(run)
-    if last is None:
-        return None
-    meta = checkpoint.read_meta(last)
-    return from_dict(ModelConfig, meta["model"]), from_dict(Recipe, meta["recipe"]), Path(meta["data_path"])
+def resume_options(run: Path, data: Path | None = None) -> tuple[ModelConfig, Recipe, Path] | None:
+    """What the last checkpoint of a run was trained with; data: where its dataset is now, if it has moved."""
+    found, reasons = checkpoint.steps(run), []
+    for step in reversed(found):
+        path = checkpoint.directory(run, step)
+        try:
+            meta = checkpoint.read_meta(path)
+        except (ValueError, FileNotFoundError) as error:
+            reasons.append(str(error))
+            continue
+        config = checkpoint.read_config(ModelConfig, path, meta["model"])
+        recipe = checkpoint.read_config(Recipe, path, meta["recipe"])
+        return config, recipe, checkpoint.data_path(path, meta, data)
+    if reasons and checkpoint.steps(run) != found:  # another trainer has replaced them meanwhile
+        return resume_options(run, data)
+    if reasons:
+        raise checkpoint.none_whole(run, reasons[0])
+    return None
