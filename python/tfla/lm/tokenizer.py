@@ -9,8 +9,15 @@ from typing import Any, Protocol
 EOD_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<eod>")
 
 
+def bare_name(name: object, file: Path) -> str:
+    """A file name that `file` gives: of its own folder, so that what others wrote leads nowhere else."""
+    if not isinstance(name, str) or not name or name.startswith(".") or any(char in name for char in "/\\\0"):
+        raise ValueError(f"tfla: {file} names a file {name!r}; it must be the bare name of a file beside it")
+    return name
+
+
 class Tokenizer(Protocol):
-    size: int  # number of tokens, the end-of-document token included
+    size: int  # one more than the largest token, the end-of-document token among them
     eod: int
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]: ...
@@ -42,12 +49,17 @@ class TokenizerFile:
         found = next((token for token in ids if token is not None), None)
         if found is None:
             raise ValueError(f"tfla: {origin} has no token {' or '.join(names)}; name its end of document with --eod")
-        self.tokenizer, self.eod, self.size = tokenizer, found, tokenizer.get_vocab_size()
+        size = 1 + max(tokenizer.get_vocab().values(), default=-1)  # numbers may have gaps
+        if not 0 <= found < size:
+            raise ValueError(f"tfla: {origin} has no token {found}, the end of a document; its tokens are below {size}")
+        self.tokenizer, self.eod, self.size, self.origin = tokenizer, found, size, origin
         tokenizer.encode_special_tokens = True
 
     @classmethod
     def load(cls, path: Path, eod: str | int | None = None) -> TokenizerFile:
         library = _library()
+        if not path.is_file():
+            raise FileNotFoundError(f"tfla: {path} does not exist, or is not a file; it must be a tokenizer.json")
         try:
             tokenizer = library.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
@@ -85,7 +97,7 @@ class TokenizerFile:
 
 def load(name: str, directory: Path, eod: int | None = None) -> Tokenizer:
     """The tokenizer that a dataset or a checkpoint names; its file lies in the same folder."""
-    return Bytes() if name == "bytes" else TokenizerFile.load(directory / name, eod)
+    return Bytes() if name == "bytes" else TokenizerFile.load(directory / bare_name(name, directory), eod)
 
 
 def _library() -> Any:
