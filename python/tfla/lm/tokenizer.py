@@ -8,12 +8,23 @@ from typing import Any, Protocol
 
 EOD_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<eod>")
 
+MOST_TRAINED = 2**24  # the library makes room for all of them at once, and ends the process where it cannot
+
 
 def bare_name(name: object, file: Path) -> str:
     """A file name that `file` gives: of its own folder, so that what others wrote leads nowhere else."""
     if not isinstance(name, str) or not name or name.startswith(".") or any(char in name for char in "/\\\0"):
         raise ValueError(f"tfla: {file} names a file {name!r}; it must be the bare name of a file beside it")
     return name
+
+
+def surrogate(text: str) -> int | None:
+    """Where half a surrogate pair stands, which is no character and has no UTF-8; JSON and command lines have some."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return error.start
+    return None
 
 
 class Tokenizer(Protocol):
@@ -25,13 +36,23 @@ class Tokenizer(Protocol):
     def save(self, directory: Path) -> str: ...
 
 
+def _not_unicode(error: UnicodeEncodeError) -> ValueError:
+    return ValueError(
+        f"tfla: a text is not Unicode: its character {error.start} is half a surrogate pair, "
+        "as bytes become that are not UTF-8"
+    )
+
+
 class Bytes:
     """Every byte of the UTF-8 text is a token; the token after the last byte is the end of a document."""
 
     size, eod = 257, 256
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return [list(text.encode()) for text in texts]
+        try:
+            return [list(text.encode()) for text in texts]
+        except UnicodeEncodeError as error:
+            raise _not_unicode(error) from None
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         return bytes(token for token in tokens if token < 256)
@@ -55,23 +76,26 @@ class TokenizerFile:
         self.tokenizer, self.eod, self.size, self.origin = tokenizer, found, size, origin
         tokenizer.encode_special_tokens = True
 
-    @classmethod
-    def load(cls, path: Path, eod: str | int | None = None) -> TokenizerFile:
+    @staticmethod
+    def read(path: Path) -> Any:
         library = _library()
         if not path.is_file():
             raise FileNotFoundError(f"tfla: {path} does not exist, or is not a file; it must be a tokenizer.json")
         try:
-            tokenizer = library.Tokenizer.from_file(str(path))
+            return library.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
             raise ValueError(f"tfla: {path} is not a tokenizer.json: {error}") from None
-        return cls(tokenizer, eod, str(path))
+
+    @classmethod
+    def load(cls, path: Path, eod: str | int | None = None) -> TokenizerFile:
+        return cls(cls.read(path), eod, str(path))
 
     @classmethod
     def train(cls, texts: Iterable[str], size: int) -> TokenizerFile:
         """A byte-level BPE, so that no text is without tokens."""
         library = _library()
-        if size < 257:
-            raise ValueError(f"tfla: train_tokenizer is {size}; a byte-level BPE has at least 257 tokens")
+        if not 257 <= size <= MOST_TRAINED:
+            raise ValueError(f"tfla: train_tokenizer is {size}; a byte-level BPE has from 257 to {MOST_TRAINED} tokens")
         tokenizer = library.Tokenizer(library.models.BPE())
         tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = library.decoders.ByteLevel()
@@ -83,12 +107,17 @@ class TokenizerFile:
         return cls(tokenizer)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return [row.ids for row in self.tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+        try:
+            rows = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        except UnicodeEncodeError as error:
+            raise _not_unicode(error) from None
+        except Exception as error:  # the library raises plain Exception, such as for a word it has no token for
+            raise ValueError(f"tfla: {self.origin} cannot encode a text: {error}") from None
+        return [row.ids for row in rows]
 
     def decode(self, tokens: Sequence[int]) -> bytes:
-        return self.tokenizer.decode(
-            [token for token in tokens if token < self.size], skip_special_tokens=True
-        ).encode()
+        known = [token for token in tokens if token < self.size]
+        return self.tokenizer.decode(known, skip_special_tokens=True).encode()
 
     def save(self, directory: Path) -> str:
         self.tokenizer.save(str(directory / "tokenizer.json"))
@@ -98,6 +127,13 @@ class TokenizerFile:
 def load(name: str, directory: Path, eod: int | None = None) -> Tokenizer:
     """The tokenizer that a dataset or a checkpoint names; its file lies in the same folder."""
     return Bytes() if name == "bytes" else TokenizerFile.load(directory / bare_name(name, directory), eod)
+
+
+def same(ours: Path, theirs: Path) -> bool:
+    """Whether two tokenizer.json hold the same tokenizer, however they are written."""
+    if ours.read_bytes() == theirs.read_bytes():
+        return True
+    return TokenizerFile.read(ours).to_str() == TokenizerFile.read(theirs).to_str()
 
 
 def _library() -> Any:
