@@ -41,7 +41,7 @@ def check_output(name: str, file: Path | None) -> None:
 def why_not_json(error: Exception) -> str:
     """The reason in an error of json.loads."""
     if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} at column {error.colno}"
+        return f"{error.msg.removesuffix(' at')} at column {error.colno}"
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     return "a number has too many digits"

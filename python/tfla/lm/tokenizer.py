@@ -27,6 +27,15 @@ def surrogate(text: str) -> int | None:
     return None
 
 
+def check_unicode(texts: Sequence[str]) -> None:
+    for text in texts:
+        if (place := surrogate(text)) is not None:
+            raise ValueError(
+                f"tfla: a text is not Unicode: its character {place} is half a surrogate pair, "
+                "as bytes become that are not UTF-8"
+            )
+
+
 class Tokenizer(Protocol):
     size: int  # one more than the largest token, the end-of-document token among them
     eod: int
@@ -36,23 +45,14 @@ class Tokenizer(Protocol):
     def save(self, directory: Path) -> str: ...
 
 
-def _not_unicode(error: UnicodeEncodeError) -> ValueError:
-    return ValueError(
-        f"tfla: a text is not Unicode: its character {error.start} is half a surrogate pair, "
-        "as bytes become that are not UTF-8"
-    )
-
-
 class Bytes:
     """Every byte of the UTF-8 text is a token; the token after the last byte is the end of a document."""
 
     size, eod = 257, 256
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        try:
-            return [list(text.encode()) for text in texts]
-        except UnicodeEncodeError as error:
-            raise _not_unicode(error) from None
+        check_unicode(texts)
+        return [list(text.encode()) for text in texts]
 
     def decode(self, tokens: Sequence[int]) -> bytes:
         return bytes(token for token in tokens if token < 256)
@@ -107,10 +107,9 @@ class TokenizerFile:
         return cls(tokenizer)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        check_unicode(texts)
         try:
             rows = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        except UnicodeEncodeError as error:
-            raise _not_unicode(error) from None
         except Exception as error:  # the library raises plain Exception, such as for a word it has no token for
             raise ValueError(f"tfla: {self.origin} cannot encode a text: {error}") from None
         return [row.ids for row in rows]
