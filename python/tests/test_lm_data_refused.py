@@ -83,6 +83,13 @@ def test_prepare_refuses(tmp_path, options, sentence):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "narrow.json"]
 
 
+def test_sources_that_are_none(tmp_path):
+    with pytest.raises(ValueError, match=r"^tfla: include is '/etc/\*', which is no pattern of file names"):
+        list(Source([str(tmp_path)], include=("/etc/*",)).documents())
+    with pytest.raises(ValueError, match="^tfla: paths is empty"):
+        Source([])
+
+
 def test_prepare_beside_another_and_after_a_killed_one(tmp_path):
     write_texts(tmp_path / "a.jsonl")
     partial = tmp_path / ".data.partial"

@@ -400,6 +400,22 @@ def test_a_closed_pipe_is_no_error(place, monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_output_to_a_full_disk_is_said_once(place, monkeypatch, capsys):
+    with open("/dev/full", "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert main(TEXT.replace("run", str(place / "run")).split()) == 2
+    assert capsys.readouterr().err == "tfla: No space left on device\n"
+
+
+def test_a_pipe_that_is_not_the_output(monkeypatch, capsys):
+    def fail(_):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(cli, "_prepare", fail)
+    assert main(["prepare", "x", "--out", "y"]) == 2
+    assert capsys.readouterr().err == "tfla: Broken pipe\n"
+
+
 # --- memory
 
 

@@ -388,12 +388,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _flush() -> None:
-    """What a closed pipe or a full disk did not take is dropped: the interpreter would stumble over it at its end."""
+def _output_is_lost() -> bool:
+    """What a closed pipe or a full disk does not take is dropped: the interpreter would stumble over it at its end."""
     try:
-        sys.stdout.flush()
+        print(end="", flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -404,18 +406,17 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")
     try:
         arguments.run_command(arguments)
-        sys.stdout.flush()
+        print(end="", flush=True)
     except KeyboardInterrupt:
         print("tfla: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
-    except BrokenPipeError:  # what reads the output, such as head, has enough
-        _flush()
-        return 128 + signal.SIGPIPE
     except Exception as error:
+        lost = _output_is_lost()
+        if lost and isinstance(error, BrokenPipeError):  # what reads the output, such as head, has enough
+            return 128 + signal.SIGPIPE
         text = sentence(error)
         if text is None:
             raise
         print(text, file=sys.stderr)
-        _flush()
         return 2
     return 0

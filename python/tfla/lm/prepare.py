@@ -38,17 +38,15 @@ class Source:
     skip_bad: bool = False
     skipped: Counter[str] = field(default_factory=Counter)
 
+    def __post_init__(self) -> None:
+        self.paths = [Path(path) for path in self.paths]
+        if not self.paths:
+            raise ValueError("tfla: paths is empty; it must name files or folders")
+
     def files(self) -> Iterator[Path]:
         for path in self.paths:
             if path.is_dir():
-                found = sorted(
-                    {
-                        file
-                        for pattern in self.include
-                        for file in path.rglob(pattern)
-                        if file.is_file() and not set(file.relative_to(path).parts[:-1]) & set(self.exclude)
-                    }
-                )
+                found = sorted({file for pattern in self.include for file in self._matching(path, pattern)})
                 if not found:
                     raise ValueError(f"tfla: {path} has no file that matches {' or '.join(self.include)}")
                 yield from found
@@ -56,6 +54,13 @@ class Source:
                 yield path
             else:
                 raise FileNotFoundError(f"tfla: {path} does not exist")
+
+    def _matching(self, folder: Path, pattern: str) -> list[Path]:
+        try:
+            files = [file for file in folder.rglob(pattern) if file.is_file()]
+        except (ValueError, NotImplementedError) as error:
+            raise ValueError(f"tfla: include is {pattern!r}, which is no pattern of file names: {error}") from None
+        return [file for file in files if not set(file.relative_to(folder).parts[:-1]) & set(self.exclude)]
 
     def documents(self) -> Iterator[str]:
         self.skipped.clear()

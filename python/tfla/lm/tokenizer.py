@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-EOD_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<eod>")
+from tfla.lm.checks import naming
 
+EOD_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<eod>")
 MOST_TRAINED = 2**24  # the library makes room for all of them at once, and ends the process where it cannot
 
 
@@ -119,8 +120,10 @@ class TokenizerFile:
         return self.tokenizer.decode(known, skip_special_tokens=True).encode()
 
     def save(self, directory: Path) -> str:
-        self.tokenizer.save(str(directory / "tokenizer.json"))
-        return "tokenizer.json"
+        file = directory / "tokenizer.json"
+        with naming(file):
+            file.write_text(self.tokenizer.to_str(pretty=True), encoding="utf-8")
+        return file.name
 
 
 def load(name: str, directory: Path, eod: int | None = None) -> Tokenizer:
