@@ -6,6 +6,7 @@ import json
 import random
 from pathlib import Path
 
+import tokenizers
 import torch
 
 from tfla.lm import LanguageModel, ModelConfig, Recipe
@@ -26,6 +27,15 @@ def write_texts(path: Path, documents: int = 40, seed: int = 0) -> Path:
         for _ in range(documents):
             text = " ".join(generator.choices(WORDS, k=generator.randint(1, 60)))
             file.write(json.dumps({"text": text}) + "\n")
+    return path
+
+
+def word_tokenizer(path: Path, vocabulary: dict[str, int]) -> Path:
+    """A tokenizer.json of whole words with these numbers."""
+    unknown = {"unk_token": "[UNK]"} if "[UNK]" in vocabulary else {}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, **unknown))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(path))
     return path
 
 

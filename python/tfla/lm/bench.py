@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tfla._options import unknown
+from tfla.lm.checks import check_positive, out_of_memory
 from tfla.lm.config import ModelConfig, Recipe, preset, recipe
 from tfla.lm.loss import cross_entropy
 from tfla.lm.metrics import flops_per_token, peak_flops
@@ -59,6 +60,15 @@ class Options:
     device: str = "cuda"
     vocab: int | None = None  # None: the preset's
     layers: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("context", "batch", "steps"):
+            check_positive(name, getattr(self, name))
+        for name in ("vocab", "layers"):
+            if getattr(self, name) is not None:
+                check_positive(name, getattr(self, name), ", or None for the preset's")
+        if self.device not in XLSTM_KERNELS:
+            raise unknown("device", self.device, tuple(XLSTM_KERNELS))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -123,6 +133,15 @@ def model_config(subject: str, options: Options) -> ModelConfig:
     if subject not in SUBJECTS:
         raise unknown("models", subject, SUBJECTS)
     return preset(options.size, gate="sigmoid" if subject == "sigmoid" else "exp", **changes)
+
+
+def check(subjects: tuple[str, ...], choices: list[Options]) -> None:
+    """What is unknown is refused before the first subject is measured, not when its turn comes."""
+    if not choices:
+        raise ValueError("tfla: sizes is empty; it must name presets, such as 160m")
+    for options in choices:
+        for subject in subjects:
+            model_config(subject, options)
 
 
 def missing(subject: str, device: str) -> str | None:
@@ -340,12 +359,11 @@ def _attempt_here(subject: str, options: Options) -> dict[str, Any] | None:
     row: dict[str, Any] | None = None
     try:
         row = {**measure(subject, options), "batch": options.batch, "context": options.context}
-    except torch.cuda.OutOfMemoryError:
-        pass
     except Exception as error:  # a peer that cannot run here is reported, not hidden
-        if subject not in PUBLISHED:
-            raise
-        row = {"model": subject, "size": options.size, "failed": str(error).strip().splitlines()[0][:200]}
+        if not out_of_memory(error):
+            if subject not in PUBLISHED:
+                raise
+            row = {"model": subject, "size": options.size, "failed": str(error).strip().splitlines()[0][:200]}
     release()  # out here: an error that is being handled holds on to the model
     return row
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import io
 import json
 import os
+import signal
 import sys
 import types
 import typing
@@ -110,7 +112,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
         print(f"{name:10} {split['documents']:,} documents, {split['tokens']:,} tokens, {split['bytes']:,} bytes")
     for kind, count in meta["skipped"].items():
         print(f"{'skipped':10} {count:,} documents: {kind}")
-    print(f"written    {arguments.out} ({meta['vocab']:,} different tokens)")
+    print(f"written    {arguments.out} (a vocabulary of {meta['vocab']:,})")
 
 
 def _train(arguments: argparse.Namespace) -> None:
@@ -160,14 +162,17 @@ def _load(path: Path, device: Any, **changes: Any) -> Any:
 
 
 def _eval(arguments: argparse.Namespace) -> None:
-    from tfla.lm.checkpoint import data_path
+    from tfla.lm.checkpoint import data_path, find
+    from tfla.lm.checks import check_output
     from tfla.lm.data import Dataset
-    from tfla.lm.evaluate import evaluate
+    from tfla.lm.evaluate import check_tokens, evaluate
 
+    check_output("json", arguments.json)
     changes = {} if arguments.chunk_size is None else {"chunk_size": arguments.chunk_size}
     model, meta = _load(arguments.checkpoint, _device(arguments.device), **changes)
-    context = arguments.context or meta["recipe"]["context"]
+    context = meta["recipe"]["context"] if arguments.context is None else arguments.context
     data = Dataset(data_path(arguments.checkpoint, meta, arguments.data), arguments.split, context)
+    check_tokens(data, find(arguments.checkpoint), meta)
     result = evaluate(model, data, batch=arguments.batch, max_rows=arguments.rows)
     print(f"{result.tokens:,} tokens of {arguments.split!r}, rows of {context}")
     print(f"loss {result.loss:.5f}, perplexity {result.perplexity:.4f}, {result.bits_per_byte:.5f} bits per byte")
@@ -181,8 +186,11 @@ def _eval(arguments: argparse.Namespace) -> None:
 def _generate(arguments: argparse.Namespace) -> None:
     from tfla.lm import tokenizer as tokens
     from tfla.lm.checkpoint import find
+    from tfla.lm.checks import check_output
     from tfla.lm.generate import Sampling, Session, generate
 
+    check_output("save_state", arguments.save_state)
+    sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
     model, meta = _load(arguments.checkpoint, _device(arguments.device))
     if meta["tokenizer"] is None:
         raise ValueError(f"tfla: {arguments.checkpoint} has no tokenizer; import it with --tokenizer")
@@ -194,7 +202,6 @@ def _generate(arguments: argparse.Namespace) -> None:
             session.feed(encoded)
     else:
         session = Session(model, [[tokenizer.eod, *prompt] for prompt in encoded or [[]]])
-    sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
     stop = {tokenizer.eod, *(arguments.stop_tokens or ())}
     rows = generate(session, arguments.max_tokens, sampling, stop=stop, allowed=meta["tokens"], seed=arguments.seed)
     prompts = arguments.prompts or [""] * session.logits.shape[0]
@@ -249,15 +256,21 @@ def _import(arguments: argparse.Namespace) -> None:
 
 def _bench(arguments: argparse.Namespace) -> None:
     from tfla.lm import bench
+    from tfla.lm.checks import check_output
 
+    check_output("json", arguments.json)
     rows: list[dict[str, Any]] = []
     models = arguments.models or bench.SUBJECTS
-    for size in arguments.sizes:
-        options = bench.Options(
+    choices = [
+        bench.Options(
             size, context=arguments.context, batch=arguments.batch, steps=arguments.steps, compile=arguments.compile,
             fuse=arguments.fuse, checkpoint_activations=arguments.checkpoint_activations,
             device=_device(arguments.device).type, layers=arguments.layers, vocab=arguments.vocab,
-        )  # fmt: skip
+        )
+        for size in arguments.sizes
+    ]  # fmt: skip
+    bench.check(models, choices)
+    for options in choices:
         rows += bench.compare(models, options, lambda text: print(f"bench: {text}", file=sys.stderr))
         if arguments.json:  # after every size: what is measured is kept
             arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
@@ -363,13 +376,35 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _output_is_lost() -> bool:
+    """What a closed pipe or a full disk does not take is dropped: the interpreter would stumble over it at its end."""
+    try:
+        print(end="", flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
+
+
 def main(argv: list[str] | None = None) -> int:
+    from tfla.lm.checks import sentence
+
     arguments = _parser().parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack characters that a text has
+        sys.stdout.reconfigure(errors="replace")
     try:
         arguments.run_command(arguments)
-    except (ValueError, OSError, RuntimeError, ImportError) as error:
-        if not str(error).startswith("tfla:"):
+        print(end="", flush=True)
+    except KeyboardInterrupt:
+        print("tfla: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except Exception as error:
+        lost = _output_is_lost()
+        if lost and isinstance(error, BrokenPipeError):  # what reads the output, such as head, has enough
+            return 128 + signal.SIGPIPE
+        text = sentence(error)
+        if text is None:
             raise
-        print(error, file=sys.stderr)
+        print(text, file=sys.stderr)
         return 2
     return 0

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import re
+import reprlib
+import shutil
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,8 +15,10 @@ import torch
 from torch import Tensor
 
 from tfla._options import unknown
+from tfla.lm.checks import read_object
 from tfla.lm.config import InputGate, ModelConfig, feed_forward_dim
 from tfla.lm.model import LanguageModel
+from tfla.lm.tokenizer import bare_name
 
 Layout = Literal["xlstm", "huggingface"]
 EMBEDDING = {"xlstm": "embedding.weight", "huggingface": "backbone.embeddings.weight"}
@@ -123,58 +128,92 @@ def export(
         raise FileExistsError(f"tfla: {out} exists; give another folder, or remove it")
     weights = model.state_dict()
     theirs = {name: weights[ours].to(dtype).contiguous() for ours, name in key_map(model.config, layout).items()}
+    library = _safetensors()
     out.mkdir(parents=True)
-    _safetensors().save_file(theirs, out / "model.safetensors", metadata={"format": "pt"})
-    if layout == "xlstm":
-        (out / "config.yaml").write_text(_yaml(config))
-    else:
-        config["torch_dtype"] = str(dtype).removeprefix("torch.")
-        (out / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    try:
+        file = out / "model.safetensors"
+        try:
+            library.save_file(theirs, file, metadata={"format": "pt"})
+        except Exception as error:  # the library's own error type, of a full disk too
+            raise ValueError(f"tfla: {file} cannot be written: {error}") from None
+        if layout == "xlstm":
+            (out / "config.yaml").write_text(_yaml(config))
+        else:
+            config["torch_dtype"] = str(dtype).removeprefix("torch.")
+            (out / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    except BaseException:
+        shutil.rmtree(out, ignore_errors=True)
+        raise
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], Path]:
+    """Weights, config and the config's file."""
+    library = _safetensors()
     if not path.is_dir():
         raise FileNotFoundError(f"tfla: {path} is not a folder with model.safetensors")
-    files = sorted(path.glob("*.safetensors"))
-    if not files:
-        raise FileNotFoundError(f"tfla: {path} holds no .safetensors file")
-    index = path / "model.safetensors.index.json"
-    if index.exists():
-        files = [path / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    config = next((path / name for name in ("config.json", "config.yaml") if (path / name).exists()), None)
+    if config is None:
+        raise FileNotFoundError(f"tfla: {path} has neither config.json nor config.yaml")
+    values = _read_config(config)
     weights: dict[str, Tensor] = {}
-    for file in files:
+    for file in _weight_files(path):
         try:
-            weights |= _safetensors().load_file(file)
+            weights |= library.load_file(file)
         except FileNotFoundError:
             raise FileNotFoundError(f"tfla: {file} is missing; the index names it") from None
         except Exception as error:  # the library's own error type
             raise ValueError(f"tfla: {file} is not safetensors, or it was cut off: {error}") from None
-    for name in ("config.json", "config.yaml"):
-        if (path / name).exists():
-            return weights, _read_config(path / name)
-    raise FileNotFoundError(f"tfla: {path} has neither config.json nor config.yaml")
+    for key, weight in weights.items():
+        if not weight.is_floating_point():
+            raise ValueError(f"tfla: {key} of {path} is {weight.dtype}; weights must be floating-point numbers")
+    return weights, values, config
+
+
+def _weight_files(path: Path) -> list[Path]:
+    index = path / "model.safetensors.index.json"
+    if not index.exists():
+        files = sorted(path.glob("*.safetensors"))
+        if not files:
+            raise FileNotFoundError(f"tfla: {path} holds no .safetensors file")
+        return files
+    names = read_object(index).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise ValueError(f"tfla: {index} has no weight_map, the file of each weight")
+    return [path / name for name in sorted({bare_name(name, index) for name in names.values()})]
 
 
 def _read_config(file: Path) -> dict[str, Any]:
     if file.suffix == ".json":
-        return json.loads(file.read_text())
+        return read_object(file)
     try:
         yaml: Any = importlib.import_module("yaml")
     except ImportError:
         raise ImportError("tfla: config.yaml needs the package PyYAML; pip install PyYAML") from None
-    return yaml.safe_load(file.read_text())
+    try:
+        values = yaml.safe_load(file.read_text())
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ValueError(f"tfla: {file} is not YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"tfla: {file} holds {reprlib.repr(values)}; it must hold fields with their values")
+    return values
 
 
-def _separate(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def _separate(weights: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
     """Fused weights (weight_mode "fused") as separate ones."""
     result = dict(weights)
     for key in weights:
         prefix, _, name = key.rpartition(".")
         stem, _, last = prefix.rpartition(".")
         if last == "qkv_opreact":
-            value_dim = weights[f"{stem}.multihead_norm.weight"].shape[0]
+            norm = weights.get(f"{stem}.multihead_norm.weight")
             whole = result.pop(key)
-            qk_dim = (whole.shape[0] - 2 * value_dim) // 2
+            value_dim = 0 if norm is None else norm.numel()
+            qk_dim = (len(whole) - 2 * value_dim) // 2 if whole.dim() else 0
+            if qk_dim <= 0 or not value_dim or 2 * (qk_dim + value_dim) != len(whole):
+                raise ValueError(
+                    f"tfla: {key} of {path} has shape {tuple(whole.shape)}, "
+                    f"which is not queries, keys, values and gates for {value_dim} values"
+                )
             parts = whole.split([qk_dim, qk_dim, value_dim, value_dim])
             result |= {
                 f"{stem}.{part}.{name}": x for part, x in zip(("q", "k", "v", "ogate_preact"), parts, strict=True)
@@ -190,43 +229,66 @@ def _separate(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-def import_model(path: Path) -> LanguageModel:
-    """A model from either layout. Sizes come from the weights, the rest from the config."""
-    weights, given = _read(path)
-    weights = _separate(weights)
-    layout: Layout = "huggingface" if EMBEDDING["huggingface"] in weights else "xlstm"
-    blocks = [int(match[1]) for key in weights if (match := re.match(r"backbone\.blocks\.(\d+)\.", key))]
-    parts = ("ffn.proj_up.weight", "mlstm_layer.igate_preact.bias", "mlstm_layer.q.weight", "mlstm_layer.v.weight")
-    required = (EMBEDDING[layout], *(f"backbone.blocks.0.{part}" for part in parts))
-    for key in required:
+def _number(given: dict[str, Any], file: Path, name: str, default: float) -> float:
+    """YAML reads some numbers as texts."""
+    value = given.get(name, default)
+    try:
+        result = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        result = math.nan
+    if not 0 < result < math.inf:
+        raise ValueError(f"tfla: {file}: {name} is {reprlib.repr(value)}; it must be a positive number")
+    return result
+
+
+def _config(weights: dict[str, Tensor], layout: Layout, path: Path, given: dict[str, Any], file: Path) -> ModelConfig:
+    """Sizes come from the weights, the rest from the config."""
+    axes = {
+        EMBEDDING[layout]: 2, "backbone.blocks.0.ffn.proj_up.weight": 2,
+        "backbone.blocks.0.mlstm_layer.igate_preact.bias": 1, "backbone.blocks.0.mlstm_layer.q.weight": 2,
+        "backbone.blocks.0.mlstm_layer.v.weight": 2,
+    }  # fmt: skip
+    for key, count in axes.items():
         if key not in weights:
             raise ValueError(f"tfla: {path} has no weight {key}; it is not an xLSTM of a published layout")
-    vocab, dim = weights[EMBEDDING[layout]].shape
-    hidden, heads, qk, v = (weights[key].shape[0] for key in required[1:])
-
-    def number(name: str, default: float) -> float:
-        return float(given.get(name, default))
-
+        shape = tuple(weights[key].shape)
+        if len(shape) != count or 0 in shape:
+            raise ValueError(f"tfla: {key} of {path} has shape {shape}; it must have {count} axes, none of them empty")
+    (vocab, dim), (hidden, _), (heads,), (qk, _), (v, _) = (weights[key].shape for key in axes)
+    blocks = {int(match[1]) for key in weights if (match := re.match(r"backbone\.blocks\.(\d{1,9})\.", key))}
     kernel = str(given.get("chunkwise_kernel", ""))
     gate: InputGate = "sigmoid" if "siging" in kernel else "exp"
-    norm_eps = number("norm_eps", 1e-6)
-    config = ModelConfig(
-        layers=max(blocks) + 1, dim=dim, heads=heads, vocab=vocab, ffn_dim=hidden, qk_factor=qk / dim, v_factor=v / dim,
-        gate=gate, normalizer="max" if gate == "sigmoid" else None, eps=number("eps", 1e-6), norm_eps=norm_eps,
-        cell_norm_eps=norm_eps, gate_soft_cap=number("gate_soft_cap", 15.0),
-        logit_soft_cap=number("output_logit_soft_cap", 30.0),
+    norm_eps = _number(given, file, "norm_eps", 1e-6)
+    return ModelConfig(
+        layers=len(blocks), dim=dim, heads=heads, vocab=vocab, ffn_dim=hidden, qk_factor=qk / dim, v_factor=v / dim,
+        gate=gate, normalizer="max" if gate == "sigmoid" else None, eps=_number(given, file, "eps", 1e-6),
+        norm_eps=norm_eps, cell_norm_eps=norm_eps, gate_soft_cap=_number(given, file, "gate_soft_cap", 15.0),
+        logit_soft_cap=_number(given, file, "output_logit_soft_cap", 30.0),
     )  # fmt: skip
+
+
+def import_model(path: Path) -> LanguageModel:
+    """A model from either layout."""
+    weights, given, file = _read(path)
+    weights = _separate(weights, path)
+    layout: Layout = "huggingface" if EMBEDDING["huggingface"] in weights else "xlstm"
+    config = _config(weights, layout, path, given, file)
     keys = key_map(config, layout)
     missing = sorted(set(keys.values()) - weights.keys())
     extra = sorted(weights.keys() - set(keys.values()))
     if missing or extra:
         what = f"no weight {missing[0]}" if missing else f"a weight {extra[0]} that tfla.lm has no place for"
         raise ValueError(f"tfla: {path} has {what}")
-    model = LanguageModel(config)
+    try:
+        with torch.device("meta"):  # shapes are compared before memory is taken for them
+            expected = LanguageModel(config).state_dict()
+    except ValueError as error:
+        raise ValueError(f"tfla: {path} has weights of sizes that do not fit: {str(error)[6:]}") from None
     state = {ours: weights[theirs].float() for ours, theirs in keys.items()}
-    for name, parameter in model.state_dict().items():
+    for name, parameter in expected.items():
         if state[name].shape != parameter.shape:
             shapes = f"{tuple(state[name].shape)}; it must be {tuple(parameter.shape)}"
             raise ValueError(f"tfla: {keys[name]} of {path} has shape {shapes}")
+    model = LanguageModel(config)
     model.load_state_dict(state)
     return model

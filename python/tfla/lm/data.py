@@ -8,7 +8,6 @@ input is EOD.
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,12 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from tfla.lm.checks import check_positive
+from tfla.lm.description import META, check_sizes, read_meta, verify
 from tfla.lm.layers import Documents
 from tfla.lm.loss import IGNORED
-
-FORMAT, VERSION, META = "tfla.lm dataset", 1, "dataset.json"
 
 
 class Batch(NamedTuple):
@@ -73,23 +73,16 @@ class Dataset:
     """One split of a dataset as rows of `context` targets."""
 
     def __init__(self, directory: str | Path, split: str, context: int) -> None:
+        check_positive("context", context)
         self.directory, self.split, self.context = Path(directory), split, context
         self.meta = read_meta(self.directory)
         if split not in self.meta["splits"]:
             raise ValueError(f"tfla: split is {split!r}; {directory} has {' and '.join(self.meta['splits'])}")
         self.eod, self.vocab = self.meta["eod"], self.meta["vocab"]
-        dtype = np.dtype(self.meta["dtype"])
-        self._shards = []
-        for shard in self.meta["splits"][split]["shards"]:
-            file = self.directory / shard["file"]
-            expected = shard["tokens"] * dtype.itemsize
-            actual = file.stat().st_size if file.exists() else None
-            if actual != expected:
-                has = "is missing" if actual is None else f"has {actual} bytes"
-                raise ValueError(
-                    f"tfla: {file} {has}; {META} says {expected}: the dataset was cut off, prepare it again"
-                )
-            self._shards.append(np.memmap(file, dtype=dtype, mode="r"))
+        check_sizes(self.directory, self.meta, split)
+        self._files = [self.directory / shard["file"] for shard in self.meta["splits"][split]["shards"]]
+        self._shards = [np.memmap(file, dtype=self.meta["dtype"], mode="r") for file in self._files]
+        self._verified = False
         self._ends = np.cumsum([len(shard) for shard in self._shards])
         self.tokens = int(self._ends[-1]) if self._shards else 0
         self.whole_rows = self.tokens // context
@@ -100,16 +93,32 @@ class Dataset:
         return summary["bytes"] / summary["tokens"]
 
     def fingerprint(self) -> int:
-        """Tells datasets apart: a run is resumed on the data it began with."""
+        """Tells datasets apart, by the checksums of their shards as well: a run is resumed on its own."""
         return zlib.crc32((self.directory / META).read_bytes())
+
+    def verify(self) -> None:
+        """Refuses shards that do not have their checksum. The first read does it; ranks share the files."""
+        rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        # A run that trains for hours before it reads the other splits is to know of their damage now.
+        splits = list(self.meta["splits"]) if self.split == "train" else [self.split]
+        verify(self.directory, self.meta, splits, rank, ranks)
+        self._verified = True
 
     def stream(self, begin: int, end: int) -> np.ndarray:
         """Tokens [begin, end) of the split, across shards."""
+        if not self._verified:
+            self.verify()
         parts = []
         shard = int(np.searchsorted(self._ends, begin, side="right"))
         while begin < end:
             offset = begin - (int(self._ends[shard - 1]) if shard else 0)
             part = self._shards[shard][offset : offset + end - begin]
+            largest = int(part.max())
+            if largest >= self.vocab:  # an index out of bounds far from here, and on a GPU the end of the process
+                raise ValueError(
+                    f"tfla: {self._files[shard]} has a token {largest}; {META} says that tokens are below "
+                    f"{self.vocab}: the dataset is damaged, prepare it again"
+                )
             parts.append(part)
             begin += len(part)
             shard += 1
@@ -136,22 +145,6 @@ class Order:
     def row(self, number: int) -> int:
         epoch, place = divmod(number, self.rows)
         if epoch != self._epoch:
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % 2**64)
             self._epoch, self._permutation = epoch, torch.randperm(self.rows, generator=generator)
         return int(self._permutation[place])
-
-
-def read_meta(directory: Path) -> dict[str, Any]:
-    file = directory / META
-    if not file.exists():
-        raise FileNotFoundError(
-            f"tfla: {directory} is not a dataset: it has no {META}; python -m tfla.lm prepare makes one"
-        )
-    try:
-        meta = json.loads(file.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"tfla: {file}:{error.lineno}: not JSON: {error.msg}") from None
-    if meta.get("format") != FORMAT or meta.get("version") != VERSION:
-        found = f"{meta.get('format')!r} version {meta.get('version')!r}"
-        raise ValueError(f"tfla: {file} is {found}; it must be {FORMAT!r} version {VERSION}")
-    return meta

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tfla.lm import tokenizer
+from tfla.lm.checks import check_positive
 from tfla.lm.data import Dataset
 from tfla.lm.loss import IGNORED
 from tfla.lm.parallel import World
@@ -31,11 +34,41 @@ def positions(starts: Tensor) -> Tensor:
     return place - torch.where(starts, place, 0).cummax(dim=1).values
 
 
+def check_tokens(data: Dataset, checkpoint: Path, meta: dict[str, Any]) -> None:
+    """Refuses data of another tokenizer than a checkpoint's, whose loss would say nothing. meta: checkpoint.json."""
+    ours, theirs = meta["tokenizer"], data.meta["tokenizer"]
+    advice = "prepare the text with the model's tokenizer"
+    if ours is None:  # imported without one
+        return
+    if "bytes" in (ours, theirs):
+        if ours != theirs:
+            raise ValueError(f"tfla: {data.directory} has tokens of {theirs}, {checkpoint} of {ours}; {advice}")
+    else:
+        files = data.directory / theirs, checkpoint / tokenizer.bare_name(ours, checkpoint)
+        if not tokenizer.same(*files):
+            raise ValueError(f"tfla: {files[0]} is another tokenizer than {files[1]}; {advice}")
+    if meta["eod"] != data.eod:
+        raise ValueError(
+            f"tfla: {data.directory} ends documents with token {data.eod}, {checkpoint} with {meta['eod']}; {advice}"
+        )
+
+
+def _check_vocabulary(model: nn.Module, data: Dataset) -> None:
+    config = getattr(getattr(model, "module", model), "config", None)  # DistributedDataParallel holds it inside
+    vocab = getattr(config, "vocab", data.vocab)
+    if data.vocab > vocab:
+        raise ValueError(f"tfla: {data.directory} has tokens up to {data.vocab - 1}; the model has {vocab}")
+
+
 @torch.no_grad()
 def evaluate(
     model: nn.Module, data: Dataset, *, batch: int = 8, max_rows: int | None = None, world: World | None = None
 ) -> Evaluation:
     """Over all rows of a split, the last short one included, or the first max_rows. Every rank calls it."""
+    check_positive("batch", batch)
+    if max_rows is not None:
+        check_positive("rows", max_rows, ", or None for all")
+    _check_vocabulary(model, data)
     world = world or World(device=next(model.parameters()).device)
     rows = data.rows if max_rows is None else min(data.rows, max_rows)
     if rows == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tfla.lm.fields import to_dict
+from tfla.lm.checks import is_whole, naming
+from tfla.lm.fields import check_types, to_dict
 from tfla.lm.model import LanguageModel
 from tfla.nn import State
+
+FORMAT = "tfla.lm session"
 
 
 @dataclass(frozen=True)
@@ -22,8 +26,9 @@ class Sampling:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise ValueError(f"tfla: temperature is {self.temperature}; it must not be negative")
+        check_types(self)
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"tfla: temperature is {self.temperature}; it must be a number from 0 on, not infinite")
         if self.top_k is not None and self.top_k <= 0:
             raise ValueError(f"tfla: top_k is {self.top_k}; it must be positive, or None for all tokens")
         if self.top_p is not None and not 0 < self.top_p <= 1:
@@ -33,7 +38,10 @@ class Sampling:
         """A token (B) for each row of logits (B,vocab)."""
         if self.temperature == 0:
             return logits.argmax(-1)
-        logits = logits / self.temperature
+        # The largest is 0, so that the smallest temperature makes no infinite or undefined number of it.
+        range_ = torch.finfo(logits.dtype)
+        temperature = min(max(self.temperature, range_.tiny), range_.max)
+        logits = (logits - logits.amax(-1, keepdim=True)) / temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             least = logits.topk(self.top_k, dim=-1).values[:, -1:]
             logits = logits.masked_fill(logits < least, float("-inf"))
@@ -72,6 +80,7 @@ class Session:
 
     @torch.inference_mode()
     def _prefill(self, prompts: Sequence[Sequence[int]], states: list[State] | None) -> Tensor:
+        _check_tokens("prompts", [token for prompt in prompts for token in prompt], self.model.config.vocab)
         lengths = torch.tensor([0, *map(len, prompts)], device=self.device)
         tokens = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
         logits, after = self.model.prefill(tokens[None], lengths.cumsum(0).int(), states)
@@ -118,31 +127,67 @@ class Session:
         self._graph = (graph, given, logits)
 
     def save(self, path: Path) -> None:
+        """A session that is saved there already is kept until this one is whole."""
         parts = [state.to("cpu")._asdict() for state in self.states]
-        content = {"format": "tfla.lm session", "model": to_dict(self.model.config), "states": parts}
-        torch.save({**content, "logits": self.logits.cpu()}, path)
+        content = {"format": FORMAT, "model": to_dict(self.model.config), "states": parts, "logits": self.logits.cpu()}
+        path = Path(path)
+        beside = path.is_file() or not path.exists()  # and not a device, which is nothing to be replaced
+        target = path.with_name(f".{path.name}.partial") if beside else path
+        try:
+            with naming(path), target.open("wb") as file:
+                torch.save(content, file)
+            target.replace(path)
+        except BaseException:
+            if beside:
+                target.unlink(missing_ok=True)
+            raise
 
     @classmethod
     def load(cls, model: LanguageModel, path: Path) -> Session:
         try:
-            content = torch.load(path, weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True)
         except FileNotFoundError:
             raise FileNotFoundError(f"tfla: {path} does not exist") from None
+        except OSError:
+            raise
         except Exception:  # torch raises what its unpickler does
             raise ValueError(f"tfla: {path} is not a saved session, or it was cut off") from None
-        if not isinstance(content, dict) or content.get("format") != "tfla.lm session":
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ValueError(f"tfla: {path} is not a saved session")
-        if content["model"] != to_dict(model.config):
-            ours, theirs = to_dict(model.config), content["model"]
-            name = next(key for key in ours if ours[key] != theirs.get(key))
-            raise ValueError(
-                f"tfla: {path} is of a model with {name} {theirs.get(name)!r}; this one has {ours[name]!r}"
-            )
+        ours, theirs = to_dict(model.config), content.get("model")
+        if not isinstance(theirs, dict):
+            raise ValueError(f"tfla: {path} does not say its model; it is not a saved session")
+        for name in sorted(ours.keys() | theirs.keys()):
+            if ours.get(name) != theirs.get(name):
+                was, now = theirs.get(name), ours.get(name)
+                raise ValueError(f"tfla: {path} is of a model with {name} {was!r}; this one has {now!r}")
         session = cls.__new__(cls)
         session._begin(model)
-        session.states = [State(**part).to(session.device) for part in content["states"]]
-        session.logits = content["logits"].to(session.device)
+        session.logits, session.states = _saved_tensors(content, model, path)
         return session
+
+
+def _saved_tensors(content: dict[str, Any], model: LanguageModel, path: Path) -> tuple[Tensor, list[State]]:
+    """Logits and states of a saved session on the model's device, as they would be if the model had made them."""
+    logits, parts = content.get("logits"), content.get("states")
+    if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] != model.config.vocab:
+        raise ValueError(f"tfla: logits of {path} are not (sequences, {model.config.vocab}); it is damaged")
+    expected = model.new_states(logits.shape[0])
+    if not isinstance(parts, list) or len(parts) != len(expected):
+        raise ValueError(f"tfla: {path} has not {len(expected)} states, one for each layer; it is damaged")
+    for layer, (part, like) in enumerate(zip(parts, expected, strict=True)):
+        shapes = {name: getattr(x, "shape", None) for name, x in part.items()} if isinstance(part, dict) else None
+        if shapes != {name: x.shape for name, x in like._asdict().items()}:
+            raise ValueError(f"tfla: the state of layer {layer} in {path} is not one of this model; it is damaged")
+        like.copy_(State(**part))
+    return logits.to(next(model.parameters()).device), expected
+
+
+def _check_tokens(name: str, tokens: Collection[int], vocab: int) -> None:
+    """Before they are an index out of bounds, on a GPU the end of the process."""
+    for token in tokens:
+        if not 0 <= token < vocab:
+            raise ValueError(f"tfla: {name} has a token {token!r}; tokens of the model are from 0 to {vocab - 1}")
 
 
 def generate(
@@ -159,8 +204,23 @@ def generate(
     allowed: tokens from this number on are never chosen (a vocabulary may be rounded up). Sequences that have ended are
     carried along until all have.
     """
-    sampling = sampling or Sampling()
+    if not is_whole(max_tokens) or max_tokens < 0:
+        raise ValueError(f"tfla: max_tokens is {max_tokens!r}; it must be a whole number that is not negative")
+    if not is_whole(seed) or not 0 <= seed < 2**64:
+        raise ValueError(f"tfla: seed is {seed!r}; it must be a whole number from 0 to 2^64 - 1")
+    if allowed is not None and allowed <= 0:
+        raise ValueError(f"tfla: allowed is {allowed}; it must be positive, or None for all tokens")
+    _check_tokens("stop", stop, session.model.config.vocab)
+    if session.logits.isnan().any():
+        raise ValueError("tfla: logits of the model are not numbers (NaN); its weights or its state are damaged")
     generator = torch.Generator(session.device).manual_seed(seed)
+    return _tokens(session, max_tokens, sampling or Sampling(), frozenset(stop), allowed, generator)
+
+
+def _tokens(
+    session: Session, max_tokens: int, sampling: Sampling, stop: Collection[int], allowed: int | None,
+    generator: torch.Generator,
+) -> Iterator[list[int | None]]:  # fmt: skip
     ended = [False] * session.logits.shape[0]
     for _ in range(max_tokens):
         logits = session.logits

@@ -6,11 +6,39 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from tfla.lm.checks import naming
+
 EOD_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<eod>")
+MOST_TRAINED = 2**24  # the library makes room for all of them at once, and ends the process where it cannot
+
+
+def bare_name(name: object, file: Path) -> str:
+    """A file name that `file` gives: of its own folder, so that what others wrote leads nowhere else."""
+    if not isinstance(name, str) or not name or name.startswith(".") or any(char in name for char in "/\\\0"):
+        raise ValueError(f"tfla: {file} names a file {name!r}; it must be the bare name of a file beside it")
+    return name
+
+
+def surrogate(text: str) -> int | None:
+    """Where half a surrogate pair stands, which is no character and has no UTF-8; JSON and command lines have some."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return error.start
+    return None
+
+
+def check_unicode(texts: Sequence[str]) -> None:
+    for text in texts:
+        if (place := surrogate(text)) is not None:
+            raise ValueError(
+                f"tfla: a text is not Unicode: its character {place} is half a surrogate pair, "
+                "as bytes become that are not UTF-8"
+            )
 
 
 class Tokenizer(Protocol):
-    size: int  # number of tokens, the end-of-document token included
+    size: int  # one more than the largest token, the end-of-document token among them
     eod: int
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]: ...
@@ -24,6 +52,7 @@ class Bytes:
     size, eod = 257, 256
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        check_unicode(texts)
         return [list(text.encode()) for text in texts]
 
     def decode(self, tokens: Sequence[int]) -> bytes:
@@ -42,24 +71,32 @@ class TokenizerFile:
         found = next((token for token in ids if token is not None), None)
         if found is None:
             raise ValueError(f"tfla: {origin} has no token {' or '.join(names)}; name its end of document with --eod")
-        self.tokenizer, self.eod, self.size = tokenizer, found, tokenizer.get_vocab_size()
+        size = 1 + max(tokenizer.get_vocab().values(), default=-1)  # numbers may have gaps
+        if not 0 <= found < size:
+            raise ValueError(f"tfla: {origin} has no token {found}, the end of a document; its tokens are below {size}")
+        self.tokenizer, self.eod, self.size, self.origin = tokenizer, found, size, origin
         tokenizer.encode_special_tokens = True
+
+    @staticmethod
+    def read(path: Path) -> Any:
+        library = _library()
+        if not path.is_file():
+            raise FileNotFoundError(f"tfla: {path} does not exist, or is not a file; it must be a tokenizer.json")
+        try:
+            return library.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
+            raise ValueError(f"tfla: {path} is not a tokenizer.json: {error}") from None
 
     @classmethod
     def load(cls, path: Path, eod: str | int | None = None) -> TokenizerFile:
-        library = _library()
-        try:
-            tokenizer = library.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception
-            raise ValueError(f"tfla: {path} is not a tokenizer.json: {error}") from None
-        return cls(tokenizer, eod, str(path))
+        return cls(cls.read(path), eod, str(path))
 
     @classmethod
     def train(cls, texts: Iterable[str], size: int) -> TokenizerFile:
         """A byte-level BPE, so that no text is without tokens."""
         library = _library()
-        if size < 257:
-            raise ValueError(f"tfla: train_tokenizer is {size}; a byte-level BPE has at least 257 tokens")
+        if not 257 <= size <= MOST_TRAINED:
+            raise ValueError(f"tfla: train_tokenizer is {size}; a byte-level BPE has from 257 to {MOST_TRAINED} tokens")
         tokenizer = library.Tokenizer(library.models.BPE())
         tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = library.decoders.ByteLevel()
@@ -71,21 +108,34 @@ class TokenizerFile:
         return cls(tokenizer)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return [row.ids for row in self.tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+        check_unicode(texts)
+        try:
+            rows = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        except Exception as error:  # the library raises plain Exception, such as for a word it has no token for
+            raise ValueError(f"tfla: {self.origin} cannot encode a text: {error}") from None
+        return [row.ids for row in rows]
 
     def decode(self, tokens: Sequence[int]) -> bytes:
-        return self.tokenizer.decode(
-            [token for token in tokens if token < self.size], skip_special_tokens=True
-        ).encode()
+        known = [token for token in tokens if token < self.size]
+        return self.tokenizer.decode(known, skip_special_tokens=True).encode()
 
     def save(self, directory: Path) -> str:
-        self.tokenizer.save(str(directory / "tokenizer.json"))
-        return "tokenizer.json"
+        file = directory / "tokenizer.json"
+        with naming(file):
+            file.write_text(self.tokenizer.to_str(pretty=True), encoding="utf-8")
+        return file.name
 
 
 def load(name: str, directory: Path, eod: int | None = None) -> Tokenizer:
     """The tokenizer that a dataset or a checkpoint names; its file lies in the same folder."""
-    return Bytes() if name == "bytes" else TokenizerFile.load(directory / name, eod)
+    return Bytes() if name == "bytes" else TokenizerFile.load(directory / bare_name(name, directory), eod)
+
+
+def same(ours: Path, theirs: Path) -> bool:
+    """Whether two tokenizer.json hold the same tokenizer, however they are written."""
+    if ours.read_bytes() == theirs.read_bytes():
+        return True
+    return TokenizerFile.read(ours).to_str() == TokenizerFile.read(theirs).to_str()
 
 
 def _library() -> Any:
