@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 import tfla
 from tfla import info
 
@@ -33,22 +35,28 @@ print(len(set(sys.modules) - before), {name.split(".")[0] for name in set(sys.mo
     assert foreign.strip() == "set()"
 
 
-def test_without_torch():
-    """Everything that needs torch says so when it is used, not before."""
-    code = """
+MISSING = [
+    ("torch", "tfla.jax", ("mlstm", "mlstm_step", "nn", "distributed", "lm")),
+    ("jax", "tfla.mlstm and torch", ("jax",)),
+]
+
+
+@pytest.mark.parametrize(("framework", "instead", "names"), MISSING, ids=[row[0] for row in MISSING])
+def test_without_a_framework(framework, instead, names):
+    """Everything that needs one says so in a sentence when it is used, not before."""
+    code = f"""
 import sys
-sys.modules["torch"] = None  # as if it were not installed
+sys.modules["{framework}"] = None  # as if it were not installed
 import tfla
-for name in ("mlstm", "nn", "distributed"):
+for name in {names}:
     try:
         getattr(tfla, name)
     except ImportError as error:
         print(error)
 """
     result = python("-c", code)
-    lines = result.stdout.splitlines()
-    sentences = [f"tfla: tfla.{name} needs torch, which is not installed" for name in ("mlstm", "nn", "distributed")]
-    assert lines == sentences, result.stdout + result.stderr
+    needs = f"needs {framework}, which is not installed; pip install {framework}, or use {instead}"
+    assert result.stdout.splitlines() == [f"tfla: tfla.{name} {needs}" for name in names], result.stderr
 
 
 def test_unknown_attribute():
