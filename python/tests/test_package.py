@@ -1,7 +1,9 @@
 """The package as installed: what importing it does, and `python -m tfla`."""
 
+import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -9,8 +11,8 @@ import tfla
 from tfla import info
 
 
-def python(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+def python(*arguments: str, **options: Any) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, **options)
 
 
 def test_import_loads_no_framework():
@@ -57,6 +59,27 @@ for name in {names}:
     result = python("-c", code)
     needs = f"needs {framework}, which is not installed; pip install {framework}, or use {instead}"
     assert result.stdout.splitlines() == [f"tfla: tfla.{name} {needs}" for name in names], result.stderr
+
+
+WAITING = [({}, "3000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")]
+
+
+@pytest.mark.parametrize(("given", "count"), WAITING, ids=str)
+@pytest.mark.parametrize("start", ["import tfla.lm", "runpy.run_module('tfla.lm', run_name='__main__')"])
+def test_language_models_do_not_spin_for_long(start, given, count):
+    """What OpenMP finds in the environment when torch loads it; what the user says stays."""
+    code = f"""
+import os, runpy, sys
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print(os.environ.get("GOMP_SPINCOUNT"), flush=True)
+            os._exit(0)
+sys.meta_path.insert(0, Watch())
+{start}
+"""
+    mine = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    assert python("-c", code, env={**mine, **given}).stdout.strip() == count
 
 
 def test_unknown_attribute():
