@@ -7,6 +7,7 @@ cd "$(dirname "$0")/.."
 jobs=$(nproc)
 total_passed=0
 total_failed=0
+total_skipped=0
 summary=()
 
 # The sanitizers of clang 14 map fixed address ranges, which a kernel with much address randomisation may already
@@ -14,13 +15,14 @@ summary=()
 still=()
 if setarch -R true 2>/dev/null; then still=(setarch -R); fi
 
-# awk reads to the end of its input. With head or grep -m the program before it in the pipe may die of SIGPIPE, and with
-# pipefail so would this.
+# read_report REPORT STATUS: sets `passed`, `failed`, `skipped` and `why`. A program that failed without a failed test, by
+# a test of which nothing is left in the report say, counts as one.
+read_report() {
+  read -r passed failed skipped why < <(tools/count_tests.py "$1")
+  if (($2 != 0 && failed == 0)); then failed=1; fi
+}
 
-# count REPORT NAME: an attribute of ctest's JUnit report, such as failures="3".
-count() { sed -n "s/^\s*$2=\"\([0-9]*\)\"$/\1/p" "$1" | awk 'NR == 1'; }
-
-# Each sets `passed` and `failed`.
+# Each ends with read_report.
 test_preset() {
   local preset=$1 report=$PWD/build/$1/tests.xml launcher=() status=0
   cmake --preset "$preset" >/dev/null
@@ -33,10 +35,7 @@ test_preset() {
     echo "tfla: ctest --preset $preset ended with status $status and left no report." >&2
     exit 1
   fi
-  failed=$(count "$report" failures)
-  passed=$(($(count "$report" tests) - failed - $(count "$report" skipped) - $(count "$report" disabled)))
-  # A test whose program is missing is not a failure in the report, but it is to ctest.
-  if ((status != 0 && failed == 0)); then failed=1; fi
+  read_report "$report" "$status"
 }
 
 test_python() {
@@ -47,13 +46,7 @@ test_python() {
     echo "tfla: tools/test_python.sh ended with status $status and left no report." >&2
     exit 1
   fi
-  # pytest has all attributes in one line.
-  local suite
-  suite=$(tr '>' '\n' <"$report" | awk '/<testsuite / && !found++')
-  attribute() { sed -n "s/.* $1=\"\([0-9]*\)\".*/\1/p" <<<"$suite"; }
-  failed=$(($(attribute failures) + $(attribute errors)))
-  passed=$(($(attribute tests) - failed - $(attribute skipped)))
-  if ((status != 0 && failed == 0)); then failed=1; fi
+  read_report "$report" "$status"
 }
 
 for preset in "$@"; do
@@ -61,10 +54,11 @@ for preset in "$@"; do
   if [[ $preset == python ]]; then test_python; else test_preset "$preset"; fi
   total_passed=$((total_passed + passed))
   total_failed=$((total_failed + failed))
-  summary+=("$(printf '%-8s %5d passed, %d failed' "$preset" "$passed" "$failed")")
+  total_skipped=$((total_skipped + skipped))
+  summary+=("$(printf '%-8s %5d passed, %d failed, %d skipped' "$preset" "$passed" "$failed" "$skipped")${why:+ ($why)}")
 done
 
 echo
 printf '%s\n' "${summary[@]}"
-echo "$total_passed passed, $total_failed failed"
+echo "$total_passed passed, $total_failed failed, $total_skipped skipped"
 ((total_failed == 0 && total_passed > 0))

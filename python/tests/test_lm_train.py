@@ -14,6 +14,7 @@ import torch
 
 from lm_inputs import make_data, small_model, small_recipe, write_texts
 from lm_worker import RUNS, options
+from ranks import run_ranks
 from tfla.lm import checkpoint, storage
 from tfla.lm import train as training
 from tfla.lm.metrics import Log, read_log
@@ -21,7 +22,6 @@ from tfla.lm.prepare import Source, prepare
 from tfla.lm.train import Run, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-WORKER = Path(__file__).with_name("lm_worker.py")
 
 
 @pytest.fixture(scope="module")
@@ -253,20 +253,7 @@ def test_weights_of_a_checkpoint_begin_another_run(data, whole, tmp_path):
 @pytest.fixture(scope="module")
 def two_processes(data, tmp_path_factory):
     out = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, WORKER, data, out]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), "2", out / "store"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=240)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    failed = [output for process, output in zip(processes, outputs, strict=True) if process.returncode != 0]
-    assert not failed, failed[0]
+    run_ranks("lm_worker.py", data, out, ranks=2, store=out / "store")
     return out
 
 

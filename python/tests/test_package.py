@@ -1,14 +1,18 @@
 """The package as installed: what importing it does, and `python -m tfla`."""
 
+import os
 import subprocess
 import sys
+from typing import Any
+
+import pytest
 
 import tfla
 from tfla import info
 
 
-def python(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+def python(*arguments: str, **options: Any) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, **options)
 
 
 def test_import_loads_no_framework():
@@ -33,22 +37,49 @@ print(len(set(sys.modules) - before), {name.split(".")[0] for name in set(sys.mo
     assert foreign.strip() == "set()"
 
 
-def test_without_torch():
-    """Everything that needs torch says so when it is used, not before."""
-    code = """
+MISSING = [
+    ("torch", "tfla.jax", ("mlstm", "mlstm_step", "nn", "distributed", "lm")),
+    ("jax", "tfla.mlstm and torch", ("jax",)),
+]
+
+
+@pytest.mark.parametrize(("framework", "instead", "names"), MISSING, ids=[row[0] for row in MISSING])
+def test_without_a_framework(framework, instead, names):
+    """Everything that needs one says so in a sentence when it is used, not before."""
+    code = f"""
 import sys
-sys.modules["torch"] = None  # as if it were not installed
+sys.modules["{framework}"] = None  # as if it were not installed
 import tfla
-for name in ("mlstm", "nn", "distributed"):
+for name in {names}:
     try:
         getattr(tfla, name)
     except ImportError as error:
         print(error)
 """
     result = python("-c", code)
-    lines = result.stdout.splitlines()
-    sentences = [f"tfla: tfla.{name} needs torch, which is not installed" for name in ("mlstm", "nn", "distributed")]
-    assert lines == sentences, result.stdout + result.stderr
+    needs = f"needs {framework}, which is not installed; pip install {framework}, or use {instead}"
+    assert result.stdout.splitlines() == [f"tfla: tfla.{name} {needs}" for name in names], result.stderr
+
+
+WAITING = [({}, "3000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")]
+
+
+@pytest.mark.parametrize(("given", "count"), WAITING, ids=str)
+@pytest.mark.parametrize("start", ["import tfla.lm", "runpy.run_module('tfla.lm', run_name='__main__')"])
+def test_language_models_do_not_spin_for_long(start, given, count):
+    """What OpenMP finds in the environment when torch loads it; what the user says stays."""
+    code = f"""
+import os, runpy, sys
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print(os.environ.get("GOMP_SPINCOUNT"), flush=True)
+            os._exit(0)
+sys.meta_path.insert(0, Watch())
+{start}
+"""
+    mine = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    assert python("-c", code, env={**mine, **given}).stdout.strip() == count
 
 
 def test_unknown_attribute():

@@ -1,6 +1,7 @@
 """The wheel in a fresh environment: what it holds, without torch, and with torch."""
 
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -42,11 +43,31 @@ def test_one_wheel_for_every_python():
     assert len(names) == len(set(names))
 
 
+def test_every_library_in_the_wheel_has_a_licence():
+    """Ours is LICENSE; any other has a row in NOTICE.md that names texts which are in the wheel too."""
+    with zipfile.ZipFile(WHEEL) as wheel:
+        names = wheel.namelist()
+        texts = {Path(name).name: wheel.read(name).decode() for name in names if ".dist-info/licenses/" in name}
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in texts["NOTICE.md"].splitlines() if "`lib" in line
+    ]
+    noticed = {row[0]: re.findall("`([^`]+)`", row[-1]) for row in rows}
+    foreign = {Path(name).name for name in names if name.startswith("tfla/lib/")}
+    foreign = {name for name in foreign if not name.startswith("libtfla")}
+    assert {f"`{name}`" for name in foreign} <= noticed.keys()
+    for files in noticed.values():
+        assert files and all(len(texts[file]) > 500 for file in files)
+    assert noticed["`libgomp.so.1`"] == ["GPL-3.0.txt", "GCC-exception-3.1.txt"]
+    assert "GNU GENERAL PUBLIC LICENSE" in texts["GPL-3.0.txt"]
+    assert "GCC RUNTIME LIBRARY EXCEPTION" in texts["GCC-exception-3.1.txt"]
+    assert "apt-get source gcc-12" in texts["NOTICE.md"]
+
+
 def test_without_torch(fresh):
     code = "import tfla, tfla.info; print(tfla.__version__, tfla.info.library_version())\ntfla.mlstm"
     output = fresh(code)
     assert output.startswith("0.1.0 0.1.0\n")
-    assert "ImportError: tfla: tfla.mlstm needs torch, which is not installed" in output
+    assert "ImportError: tfla: tfla.mlstm needs torch, which is not installed; pip install torch" in output
 
 
 def test_with_torch(fresh):

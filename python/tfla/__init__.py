@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 _FROM_OPS = ("State", "mlstm", "mlstm_parallel", "mlstm_recurrent", "mlstm_step")
+_INSTEAD = {"torch": "tfla.jax", "jax": "tfla.mlstm and torch"}
 _MODULES = ("analysis", "check", "compat", "distributed", "info", "jax", "lm", "nn", "ops", "reference")
 
 if not TYPE_CHECKING:  # which sees the imports above, and would otherwise believe in any name
@@ -43,10 +44,12 @@ if not TYPE_CHECKING:  # which sees the imports above, and would otherwise belie
         try:
             value = importlib.import_module("tfla.ops" if name in _FROM_OPS else f"tfla.{name}")
         except ModuleNotFoundError as error:
-            if error.name not in ("torch", "jax", "jaxlib"):
+            if error.name not in _INSTEAD:
                 raise
             raise ImportError(
-                f"tfla: tfla.{name} needs {error.name}, which is not installed", name=error.name
+                f"tfla: tfla.{name} needs {error.name}, which is not installed; pip install {error.name}, "
+                f"or use {_INSTEAD[error.name]}",
+                name=error.name,
             ) from error
         if name in _FROM_OPS:
             value = getattr(value, name)

@@ -3,6 +3,7 @@
 python -m tfla.lm --help
 """
 
+from tfla.lm import _waiting as _waiting  # before anything that imports torch
 from tfla.lm.config import PRESETS, RECIPES, ModelConfig, Recipe, preset, recipe
 from tfla.lm.layers import Documents
 from tfla.lm.model import LanguageModel, Losses
