@@ -124,7 +124,8 @@ class Arguments {
   Value take() {
     return torch::stable::detail::to<Value>(*next_++);
   }
-  // The dispatcher lets None pass for a tensor. It is refused when all arguments are taken, since they are ours to free.
+  // The dispatcher lets None pass for a tensor. It is refused when all arguments are taken, since they are ours to
+  // free.
   Owned tensor(const char* name) {
     Owned tensor(take<AtenTensorHandle>());
     if (missing_ == nullptr && !TensorRef(tensor).defined()) missing_ = name;
@@ -408,21 +409,20 @@ STABLE_TORCH_LIBRARY(tfla, library) {
   library.def("mlstm_with_state" TFLA_SEQUENCE " -> (Tensor, Tensor, Tensor, Tensor)");
   library.def("mlstm_backward(Tensor dh, Tensor? dC, Tensor? dn, Tensor? rows, " TFLA_INPUTS TFLA_INITIAL TFLA_FAMILY
                   TFLA_TRAINING ") -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-  library.def("_mlstm_backward(Tensor dh, Tensor? rows, " TFLA_INPUTS
-              ") -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+  library.def("_mlstm_backward(Tensor dh, Tensor? rows, " TFLA_INPUTS ") -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   library.def("mlstm_step(" TFLA_INPUTS TFLA_STATE ", Tensor? slots=None" TFLA_FAMILY ") -> Tensor");
   library.def("_mlstm_step(" TFLA_INPUTS TFLA_STATE ") -> Tensor");
 }
 
-#define TFLA_KERNELS(library)                                            \
-  (library).impl("mlstm", mlstm<Form::whole>);                           \
+#define TFLA_KERNELS(library)                                       \
+  (library).impl("mlstm", mlstm<Form::whole>);                      \
   (library).impl("_mlstm", mlstm<Form::alone>);                     \
-  (library).impl("mlstm_with_rows", mlstm_with_rows<Form::whole>);       \
+  (library).impl("mlstm_with_rows", mlstm_with_rows<Form::whole>);  \
   (library).impl("_mlstm_with_rows", mlstm_with_rows<Form::alone>); \
-  (library).impl("mlstm_with_state", mlstm_with_state);                  \
-  (library).impl("mlstm_backward", mlstm_backward<Form::whole>);         \
+  (library).impl("mlstm_with_state", mlstm_with_state);             \
+  (library).impl("mlstm_backward", mlstm_backward<Form::whole>);    \
   (library).impl("_mlstm_backward", mlstm_backward<Form::alone>);   \
-  (library).impl("mlstm_step", mlstm_step<Form::whole>);                 \
+  (library).impl("mlstm_step", mlstm_step<Form::whole>);            \
   (library).impl("_mlstm_step", mlstm_step<Form::alone>)
 
 STABLE_TORCH_LIBRARY_IMPL(tfla, CPU, library) { TFLA_KERNELS(library); }

@@ -150,9 +150,8 @@ class Place {
       stride *= shape[axis] > 0 ? shape[axis] : 1;
     }
     AtenTensorHandle handle = nullptr;
-    check_allocation(
-        aoti_torch_empty_strided(rank, shape, strides.data(), dtype, device_type_, device_index_, &handle),
-        device_type_ == codes().cuda);
+    check_allocation(aoti_torch_empty_strided(rank, shape, strides.data(), dtype, device_type_, device_index_, &handle),
+                     device_type_ == codes().cuda);
     return Owned(handle);
   }
 

@@ -130,8 +130,8 @@ double unit_of(DType dtype) {
   }
 }
 
-// What a result may be off by: so many times the rounding of the result itself, of the operands on the way, and of sums.
-// A result of few numbers scatters, and an operand is rounded more than once.
+// What a result may be off by: so many times the rounding of the result itself, of the operands on the way, and of
+// sums. A result of few numbers scatters, and an operand is rounded more than once.
 constexpr double slack = 6;
 
 struct Finding {
@@ -139,8 +139,8 @@ struct Finding {
   double allowed = 0;
 };
 
-// 16-bit products on a GPU read operands rounded to bfloat16 or float16, and n to 24 bits; all else works in float32, or
-// float64. Exponents are sums of log gates in double, which reach the thousands.
+// 16-bit products on a GPU read operands rounded to bfloat16 or float16, and n to 24 bits; all else works in float32,
+// or float64. Exponents are sums of log gates in double, which reach the thousands.
 std::vector<Finding> judge(const Case& c, const reference::Judge& judge, const std::vector<TensorError>& errors) {
   const bool rounds = c.device == Device::cuda && item_size(c.shape.dtype) == 2;
   const double arithmetic = c.shape.dtype == DType::float64 ? 0x1p-41 : 0x1p-21;
@@ -169,13 +169,15 @@ std::vector<Finding> judge(const Case& c, const reference::Judge& judge, const s
 std::string describe_case(const Case& c) {
   const MlstmShape& s = c.shape;
   return fmt::format(
-      "{} {}/{} B {} T {}{} Hqk {} H {} dqk {} dhv {} {}, gates {}, eps {}, chunk {}{}{}{}{}{}", reference::name(c.regime),
-      static_cast<int>(c.options.gate), static_cast<int>(c.options.normalizer), s.batch, s.tokens,
-      c.cu_seqlens.empty() ? "" : fmt::format(" packed {}", c.cu_seqlens.size() - 1), s.qk_heads, s.heads, s.dqk, s.dhv,
-      tfla::name(s.dtype), tfla::name(s.gate_dtype), c.options.eps, c.options.chunk_size,
+      "{} {}/{} B {} T {}{} Hqk {} H {} dqk {} dhv {} {}, gates {}, eps {}, chunk {}{}{}{}{}{}",
+      reference::name(c.regime), static_cast<int>(c.options.gate), static_cast<int>(c.options.normalizer), s.batch,
+      s.tokens, c.cu_seqlens.empty() ? "" : fmt::format(" packed {}", c.cu_seqlens.size() - 1), s.qk_heads, s.heads,
+      s.dqk, s.dhv, tfla::name(s.dtype), tfla::name(s.gate_dtype), c.options.eps, c.options.chunk_size,
       c.initial_state ? (c.in_place ? ", state in place" : ", state") : "", c.last_state_grad ? ", dstate" : "",
       c.options.exact_normalizer_grad ? ", exact" : "", c.options.soft_cap ? ", cap" : "",
-      c.options.keep_states ? ", keeps states" : c.options.keep_rows ? ", keeps rows" : "");
+      c.options.keep_states ? ", keeps states"
+      : c.options.keep_rows ? ", keeps rows"
+                            : "");
 }
 
 }  // namespace

@@ -60,14 +60,13 @@ const Factors full{.chunk_sizes = {64, 0, 16, 100, 7, 256, 1, 2048},
                              {3, 2, 1, Packing::none},
                              {1, 2, 2, Packing::padded},
                              {1, 2, 1, Packing::single}}};
-const Factors few{.chunk_sizes = {16, 0, 7, 1, 64},
-                  .tokens = {65, 40, 1, 2, 0},
-                  .dqk = {8, 3, 24, 1},
-                  .dhv = {24, 1, 8, 3},
-                  .heads = {{2, 2, 2, Packing::none},
-                            {1, 4, 2, Packing::none},
-                            {1, 3, 1, Packing::padded},
-                            {1, 2, 2, Packing::single}}};
+const Factors few{
+    .chunk_sizes = {16, 0, 7, 1, 64},
+    .tokens = {65, 40, 1, 2, 0},
+    .dqk = {8, 3, 24, 1},
+    .dhv = {24, 1, 8, 3},
+    .heads = {
+        {2, 2, 2, Packing::none}, {1, 4, 2, Packing::none}, {1, 3, 1, Packing::padded}, {1, 2, 2, Packing::single}}};
 
 // Packed sequences of uneven lengths, among them an empty one and, where there is room, one of one token.
 std::vector<std::int64_t> boundaries(std::int64_t tokens, Packing packing) {

@@ -39,8 +39,8 @@ std::vector<std::int64_t> one_long_and_many_short() {
   return bounds;
 }
 
-// Columns of a head in several rounds of blocks; blocks that drift apart; gates by clusters; segments, dense and packed;
-// dqk above 256.
+// Columns of a head in several rounds of blocks; blocks that drift apart; gates by clusters; segments, dense and
+// packed; dqk above 256.
 std::vector<RaceCase> race_cases() {
   const std::vector<std::int64_t> packed = one_long_and_many_short();
   std::vector<RaceCase> all{
@@ -174,7 +174,8 @@ class Call {
     const int index = empty(count * item_size(dtype));
     std::normal_distribution<double> normal(mean);
     Bytes numbers(static_cast<std::size_t>(std::min(count, different) * item_size(dtype)));
-    for (std::int64_t e = 0; e < std::min(count, different); ++e) reference::store(numbers.data(), dtype, e, normal(random_));
+    for (std::int64_t e = 0; e < std::min(count, different); ++e)
+      reference::store(numbers.data(), dtype, e, normal(random_));
     const auto bytes = static_cast<std::size_t>(count * item_size(dtype));
     for (std::size_t at = 0; at < bytes && memory(index) != nullptr; at += numbers.size())
       cudaMemcpyAsync(static_cast<std::byte*>(memory(index)) + at, numbers.data(), std::min(numbers.size(), bytes - at),

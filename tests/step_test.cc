@@ -221,9 +221,7 @@ void expect_all_slots_work(Device device) {
       }
 }
 
-TEST(StepSmall, SlotsPickStatesAndLeaveTheOthers) {
-  expect_all_slots_work(Device::cpu);
-}
+TEST(StepSmall, SlotsPickStatesAndLeaveTheOthers) { expect_all_slots_work(Device::cpu); }
 
 #ifdef TFLA_TEST_CUDA
 TEST(StepCuda, SlotsPickStatesAndLeaveTheOthers) {

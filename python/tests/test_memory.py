@@ -96,9 +96,7 @@ def test_tokens_behind_the_last_sequence_are_padding(formulation, bounds, device
     if end == 0:
         return
     short = given.map(lambda x: x.detach()[:, :end]).leaves()
-    wanted, wanted_last = formulation(
-        *short, cu_seqlens=torch.tensor(bounds, device=device), output_final_state=True
-    )
+    wanted, wanted_last = formulation(*short, cu_seqlens=torch.tensor(bounds, device=device), output_final_state=True)
     bound = 1e-5 if dtype == torch.float32 else 2e-2
     assert relative_error(h[:, :end].detach().cpu(), wanted.detach().cpu()) < bound
     for name, x, y in zip("qkvif", grads, gradients(wanted, short), strict=True):
@@ -269,7 +267,10 @@ for call in (lambda: torch.empty_like(q), lambda: tfla.mlstm(q, q, q, g, g)):
 def test_torch_says_itself_that_memory_ran_out():
     done = subprocess.run(
         [sys.executable, "-c", LIMITED],
-        capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     own, ours = done.stdout.splitlines()
     assert "RuntimeError" in ours and "DefaultCPUAllocator" in ours

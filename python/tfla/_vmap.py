@@ -64,7 +64,9 @@ def _step(info: Any, in_dims: tuple, *inputs: Any) -> Any:
     if slots is not None:
         raise ValueError("tfla: slots is given under vmap; they belong to one call, so make it without vmap")
     if None in in_dims[5:8]:
-        raise ValueError("tfla: the state is not batched by vmap; each call updates one of its own, so give it that axis")
+        raise ValueError(
+            "tfla: the state is not batched by vmap; each call updates one of its own, so give it that axis"
+        )
     state = [x.movedim(axis, 0) for x, axis in zip((C, n, m), in_dims[5:8], strict=True)]
     # A copy where the axes do not lie one behind the other.
     folded = [x.flatten(0, 1) for x in state]

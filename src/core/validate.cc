@@ -161,8 +161,10 @@ void check_slots(const TensorView& slots, Device device, const MlstmShape& shape
     const std::int64_t slot = read_index(slots, b);
     if (slot == padding_slot) continue;
     if (slot < 0 || slot >= states) {
-      refuse(fmt::format("tfla: slots[{}] is {}; it must be at least 0 and below {}, the number of states, or {} for "
-                         "padding", b, slot, states, padding_slot));
+      refuse(
+          fmt::format("tfla: slots[{}] is {}; it must be at least 0 and below {}, the number of states, or {} for "
+                      "padding",
+                      b, slot, states, padding_slot));
     }
     used.push_back(slot);
   }
@@ -284,9 +286,9 @@ MlstmShape validate(const MlstmForward& args, Device device) {
   const auto same = [](const TensorView& a, const TensorView& b) {
     return a.given() && b.given() && !is_empty(a) && a.data == b.data;
   };
-  shape.in_place = device == Device::cuda && (same(args.last_state.C, args.initial_state.C) ||
-                                              same(args.last_state.n, args.initial_state.n) ||
-                                              same(args.last_state.m, args.initial_state.m));
+  shape.in_place = device == Device::cuda &&
+                   (same(args.last_state.C, args.initial_state.C) || same(args.last_state.n, args.initial_state.n) ||
+                    same(args.last_state.m, args.initial_state.m));
   return shape;
 }
 

@@ -64,8 +64,9 @@ struct TensorError {
   std::int64_t not_finite = 0;   // NaN or infinity where the reference is finite
   double size = 0;               // ||ref||
   std::int64_t count = 0;        // of its elements
-  double spread = 0;     // of h: its relative error if each number of the state is off by its own size (reference.h)
-  double explained = 0;  // of df, where few numbers make it up: what roundings of the states make of it (Judge::explained)
+  double spread = 0;  // of h: its relative error if each number of the state is off by its own size (reference.h)
+  double explained =
+      0;  // of df, where few numbers make it up: what roundings of the states make of it (Judge::explained)
 };
 
 // Compares what forward (and backward) left in a problem's outputs with the reference. The reference is evaluated

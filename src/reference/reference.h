@@ -45,8 +45,8 @@ struct HeadResult {
 [[nodiscard]] double log_sigmoid(double x);
 
 // Errors that arithmetic in fewer digits makes, put into the reference: whatever is read as an operand of a product is
-// off by up to this part of its size, each number and each reading by itself. What they do to a result tells how much of
-// an error is the problem's own.
+// off by up to this part of its size, each number and each reading by itself. What they do to a result tells how much
+// of an error is the problem's own.
 struct Roundings {
   double operands = 0;  // C, dC, weighted keys and queries, h in <dh, h>
   double norms = 0;     // n

@@ -108,6 +108,7 @@ class _Trainer:
         if self.local % self.micro:
             raise ValueError(f"tfla: micro_batch is {self.micro}; it must divide the {self.local} sequences of a rank")
         self.data = Dataset(data_path, "train", recipe.context)
+        self.data.verify()
         if self.data.vocab > config.vocab:
             raise ValueError(f"tfla: vocab is {config.vocab}; {data_path} has {self.data.vocab} tokens")
         if run.eval_every and Dataset(data_path, "validation", recipe.context).rows == 0:

@@ -145,7 +145,9 @@ __device__ __forceinline__ void clear_padding(const Call<Real>& call, unsigned b
       clear_row(static_cast<unsigned char*>(rows.data) + (token * rows.token + head * rows.head) * bytes_of_item,
                 width * bytes_of_item);
   };
-  const auto gate_bytes = [](GateType type) { return type == GateType::float64 ? 8 : type == GateType::float32 ? 4 : 2; };
+  const auto gate_bytes = [](GateType type) {
+    return type == GateType::float64 ? 8 : type == GateType::float32 ? 4 : 2;
+  };
   for (std::int64_t x = block; x < padding; x += blocks) {
     const std::int64_t token = x < begin ? x : end + (x - begin);
     clear(call.h, token, call.heads, item, call.dhv);
