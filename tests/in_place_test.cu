@@ -10,6 +10,7 @@
 #include <random>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "device_memory.h"
@@ -19,7 +20,15 @@
 namespace tfla::test {
 namespace {
 
-using Bytes = std::vector<std::byte>;
+// Counts the words in which two blocks of memory differ.
+__global__ void count_differences(const std::uint16_t* x, const std::uint16_t* y, std::int64_t words,
+                                  unsigned long long* differences) {
+  const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+  unsigned long long own = 0;
+  for (std::int64_t at = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x; at < words; at += stride)
+    own += x[at] != y[at];
+  if (own > 0) atomicAdd(differences, own);
+}
 
 struct RaceCase {
   std::string name;
@@ -143,10 +152,25 @@ class Call {
     }
   }
 
-  [[nodiscard]] std::vector<Bytes> results() const {
-    std::vector<Bytes> all{copy(h_, h_bytes())};
-    for (std::size_t part = 0; part < last_.size(); ++part) all.push_back(copy(last_[part], bytes_[part]));
-    return all;
+  // Keeps what the call has left, to compare the others with.
+  void expect_these() {
+    expected_.clear();
+    for (const auto& [index, bytes] : results()) {
+      expected_.emplace_back(bytes);
+      cudaMemcpy(expected_.back().data, memory(index), static_cast<std::size_t>(bytes), cudaMemcpyDeviceToDevice);
+    }
+  }
+  [[nodiscard]] bool as_expected() const {
+    DeviceMemory count(sizeof(unsigned long long));
+    cudaMemset(count.data, 0, sizeof(unsigned long long));
+    std::size_t part = 0;
+    for (const auto& [index, bytes] : results())
+      count_differences<<<528, 256>>>(static_cast<const std::uint16_t*>(memory(index)),
+                                      static_cast<const std::uint16_t*>(expected_[part++].data), bytes / 2,
+                                      static_cast<unsigned long long*>(count.data));
+    unsigned long long differences = 1;
+    cudaMemcpy(&differences, count.data, sizeof(differences), cudaMemcpyDeviceToHost);
+    return differences == 0;
   }
   [[nodiscard]] bool whole() const {
     for (const DeviceMemory& m : memory_)
@@ -159,10 +183,11 @@ class Call {
   [[nodiscard]] std::int64_t h_bytes() const {
     return case_.batch * case_.tokens * case_.heads * case_.dhv * item_size(case_.dtype);
   }
-  [[nodiscard]] Bytes copy(int index, std::int64_t bytes) const {
-    Bytes host(static_cast<std::size_t>(bytes));
-    cudaMemcpy(host.data(), memory(index), host.size(), cudaMemcpyDeviceToHost);
-    return host;
+  // h and the last state: which memory, and how much of it.
+  [[nodiscard]] std::vector<std::pair<int, std::int64_t>> results() const {
+    std::vector<std::pair<int, std::int64_t>> all{{h_, h_bytes()}};
+    for (std::size_t part = 0; part < last_.size(); ++part) all.emplace_back(last_[part], bytes_[part]);
+    return all;
   }
   int empty(std::int64_t bytes) {
     memory_.emplace_back(bytes);
@@ -172,15 +197,16 @@ class Call {
   int draw(DType dtype, std::int64_t count, double mean) {
     constexpr std::int64_t different = 4099;
     const int index = empty(count * item_size(dtype));
+    if (memory(index) == nullptr) return index;
     std::normal_distribution<double> normal(mean);
-    Bytes numbers(static_cast<std::size_t>(std::min(count, different) * item_size(dtype)));
+    std::vector<std::byte> numbers(static_cast<std::size_t>(std::min(count, different) * item_size(dtype)));
     for (std::int64_t e = 0; e < std::min(count, different); ++e)
       reference::store(numbers.data(), dtype, e, normal(random_));
     const auto bytes = static_cast<std::size_t>(count * item_size(dtype));
-    for (std::size_t at = 0; at < bytes && memory(index) != nullptr; at += numbers.size())
-      cudaMemcpyAsync(static_cast<std::byte*>(memory(index)) + at, numbers.data(), std::min(numbers.size(), bytes - at),
-                      cudaMemcpyHostToDevice);
-    cudaDeviceSynchronize();
+    auto* to = static_cast<std::byte*>(memory(index));
+    cudaMemcpy(to, numbers.data(), numbers.size(), cudaMemcpyHostToDevice);
+    for (std::size_t done = numbers.size(); done < bytes; done *= 2)
+      cudaMemcpy(to + done, to, std::min(done, bytes - done), cudaMemcpyDeviceToDevice);
     return index;
   }
 
@@ -189,6 +215,7 @@ class Call {
   std::int64_t sequences_ = 0, state_item_ = 4;
   std::vector<DeviceMemory> memory_;
   int q_ = 0, k_ = 0, v_ = 0, i_ = 0, f_ = 0, h_ = 0, lengths_ = -1;
+  std::vector<DeviceMemory> expected_;
   std::vector<int> initial_, last_;
   std::vector<std::int64_t> bytes_;
 };
@@ -203,18 +230,18 @@ class CudaRaces : public ::testing::TestWithParam<RaceCase> {
 TEST_P(CudaRaces, StateInPlace) {
   const RaceCase& c = GetParam();
   const Execution execution{.device = Device::cuda, .portable = c.portable};
-  const Call call(c);
+  Call call(c);
   if (!call.whole()) GTEST_SKIP() << "tfla: this GPU has not enough memory for the test";
   call.prepare(false);
   forward(call.args(false), execution);
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  const std::vector<Bytes> expected = call.results();
+  call.expect_these();
   int different = 0;
   for (int turn = 0; turn < c.calls; ++turn) {
     call.prepare(true);
     forward(call.args(true), execution);
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    different += call.results() != expected ? 1 : 0;
+    different += call.as_expected() ? 0 : 1;
   }
   EXPECT_EQ(different, 0) << "of " << c.calls << " calls";
 }
@@ -238,14 +265,13 @@ TEST_F(Cuda, APlanForSeparateStatesIsNotOneForStatesInPlace) {
 TEST_F(Cuda, TwoStreamsAtOnce) {
   const std::vector<RaceCase> cases{{"", 2, 700, 4, 128, 256, 0}, {"", 3, 333, 6, 64, 128, 0}};
   std::vector<Call> calls;
-  std::vector<std::vector<Bytes>> expected;
   std::vector<cudaStream_t> streams(cases.size());
   for (std::size_t index = 0; index < cases.size(); ++index) {
-    const Call& call = calls.emplace_back(cases[index], static_cast<std::uint32_t>(index));
+    Call& call = calls.emplace_back(cases[index], static_cast<std::uint32_t>(index));
     call.prepare(false);
     forward(call.args(false), on_gpu);
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    expected.push_back(call.results());
+    call.expect_these();
     ASSERT_EQ(cudaStreamCreateWithFlags(&streams[index], cudaStreamNonBlocking), cudaSuccess);
   }
   int different = 0;
@@ -256,8 +282,7 @@ TEST_F(Cuda, TwoStreamsAtOnce) {
       for (int again = 0; again < 3; ++again)
         forward(calls[index].args(false), {.device = Device::cuda, .stream = streams[index]});
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    for (std::size_t index = 0; index < calls.size(); ++index)
-      different += calls[index].results() != expected[index] ? 1 : 0;
+    for (const Call& call : calls) different += call.as_expected() ? 0 : 1;
   }
   EXPECT_EQ(different, 0);
   for (const cudaStream_t stream : streams) cudaStreamDestroy(stream);

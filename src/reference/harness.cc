@@ -378,7 +378,10 @@ TensorError compare(std::string tensor, const TensorView& view, const std::vecto
   const double lost = least_in_arithmetic(view.dtype);
   const std::size_t run = rescale.empty() ? 1 : expected.size() / rescale.size();
   for (std::size_t index = 0; index < expected.size(); ++index) {
-    if (!(std::abs(expected[index]) < judged_part * range.largest)) continue;
+    if (!(std::abs(expected[index]) < judged_part * range.largest)) {
+      ++error.beyond;
+      continue;
+    }
     const auto logical = static_cast<std::int64_t>(index);
     double actual = load(view.data, view.dtype, offset_of(view, logical));
     if (!rescale.empty()) actual *= rescale[index / run];

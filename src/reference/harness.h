@@ -62,7 +62,8 @@ struct TensorError {
   double worst = 0;              // largest absolute difference
   std::int64_t worst_index = 0;  // of that element, counted row-major over the tensor's logical shape
   std::int64_t not_finite = 0;   // NaN or infinity where the reference is finite
-  double size = 0;               // ||ref||
+  std::int64_t beyond = 0;       // elements of the reference that the dtype has no room for, or hardly any
+  double size = 0;               // ||ref|| of the others
   std::int64_t count = 0;        // of its elements
   double spread = 0;  // of h: its relative error if each number of the state is off by its own size (reference.h)
   double explained =

@@ -123,7 +123,7 @@ class Recurrence {
       const double weight = I * k[r], in_C = operand(weight);
       double* row = C + r * dhv_;
       for (std::size_t c = 0; c < dhv_; ++c) row[c] = F * row[c] + in_C * v[c];
-      n[r] = F * n[r] + weight;
+      n[r] = F * n[r] + rounded(weight, roundings_.norms);
     }
   }
 
@@ -225,12 +225,12 @@ class Recurrence {
       double& dn = result_.dn0[r];
       const double weight = scale_ * q[r], in_dC = operand(weight), unit = roundings_.operands;
       for (std::size_t c = 0; c < dhv_; ++c) dC[c] += in_dC * numerator_grad[c];
-      dn += weight * deta;
+      dn += operand(weight) * deta;
 
-      dq[r] = scale_ * (rounded_dot(C + r * dhv_, numerator_grad.data(), dhv_, unit) + deta * n[r]);
-      dk[r] = I * (rounded_dot(dC, v, dhv_, unit) + dn);
+      dq[r] = scale_ * (rounded_dot(C + r * dhv_, numerator_grad.data(), dhv_, unit) + deta * operand(n[r]));
+      dk[r] = I * (rounded_dot(dC, v, dhv_, unit) + operand(dn));
       for (std::size_t c = 0; c < dhv_; ++c) dv[c] += I * k[r] * operand(dC[c]);
-      kept += kept_dot(C_before + r * dhv_, dC) + n_before[r] * dn;
+      kept += kept_dot(C_before + r * dhv_, dC) + operand(n_before[r]) * operand(dn);
 
       for (std::size_t c = 0; c < dhv_; ++c) dC[c] *= F;
       dn *= F;

@@ -48,8 +48,8 @@ struct HeadResult {
 // off by up to this part of its size, each number and each reading by itself. What they do to a result tells how much
 // of an error is the problem's own.
 struct Roundings {
-  double operands = 0;  // C, dC, weighted keys and queries, h in <dh, h>
-  double norms = 0;     // n
+  double operands = 0;  // C, dC, n and dn in gradients, weighted keys and queries, h in <dh, h>
+  double norms = 0;     // n and what it is summed from, where the denominator is made
   std::uint64_t seed = 1;
 };
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from tfla.lm.checks import is_whole, naming
-from tfla.lm.fields import check_types, to_dict
+from tfla.lm.fields import Count, NotNegative, Range, check_fields, to_dict
 from tfla.lm.model import LanguageModel
 from tfla.nn import State
 
@@ -21,18 +20,12 @@ FORMAT = "tfla.lm session"
 
 @dataclass(frozen=True)
 class Sampling:
-    temperature: float = 1.0  # 0: the likeliest token
-    top_k: int | None = None
-    top_p: float | None = None
+    temperature: NotNegative = 1.0  # 0: the likeliest token
+    top_k: Count | None = None  # None: of all tokens
+    top_p: Annotated[float, Range(above=0, at_most=1)] | None = None
 
     def __post_init__(self) -> None:
-        check_types(self)
-        if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"tfla: temperature is {self.temperature}; it must be a number from 0 on, not infinite")
-        if self.top_k is not None and self.top_k <= 0:
-            raise ValueError(f"tfla: top_k is {self.top_k}; it must be positive, or None for all tokens")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"tfla: top_p is {self.top_p}; it must be above 0 and at most 1, or None for all tokens")
+        check_fields(self)
 
     def choose(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """A token (B) for each row of logits (B,vocab)."""
