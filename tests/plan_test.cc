@@ -241,6 +241,20 @@ TEST(PlanSmall, BadShapesAreRefused) {
                   "operation");
 }
 
+// Where scratch comes near what 64 bits count, and not long before.
+TEST(PlanSmall, ScratchBeyondAllMemoryIsRefused) {
+  for (const Operation operation : {Operation::forward, Operation::backward, Operation::step}) {
+    for (const Formulation formulation : {Formulation::chunkwise, Formulation::parallel}) {
+      const auto planned = [&](std::int64_t tokens) {
+        return plan(operation, documented_shape(tokens), {.formulation = formulation}, {.threads = 2});
+      };
+      const bool square = operation != Operation::step && formulation == Formulation::parallel;
+      EXPECT_LT(planned(std::int64_t{1} << (square ? 24 : 40)).scratch_bytes, std::size_t{1} << 60);
+      expect_sentence(refusal([&] { static_cast<void>(planned(std::int64_t{1} << (square ? 30 : 51))); }), "scratch");
+    }
+  }
+}
+
 TEST(PlanSmall, NothingToDoIsFine) {
   for (const Operation operation : {Operation::forward, Operation::backward, Operation::step}) {
     MlstmShape shape = documented_shape(0);

@@ -164,10 +164,10 @@ def build(*commands: list[str], tree: Path) -> str:
 
 
 class GoogleTests:
-    """tfla_tests of a preset; a row's tests are GoogleTest filters."""
+    """Test programs of a preset; a row's tests are GoogleTest filters."""
 
-    def __init__(self, preset: str, everything: str, options: tuple[str, ...] = ()) -> None:
-        self.preset, self.everything, self.options = preset, everything, options
+    def __init__(self, preset: str, everything: str, *programs: str) -> None:
+        self.preset, self.everything, self.programs = preset, everything, programs
 
     def unavailable(self) -> str:
         if self.preset != "cuda":
@@ -178,17 +178,25 @@ class GoogleTests:
         return "" if listed and listed.returncode == 0 and listed.stdout else "needs a GPU"
 
     def build(self, tree: Path, jobs: int) -> str:
-        configure = ["cmake", "--preset", self.preset, "-DTFLA_BUILD_CLI=OFF", QUICKLY, *self.options]
-        compile_tests = ["cmake", "--build", "--preset", self.preset, "--parallel", str(jobs), "--target", "tfla_tests"]
+        configure = ["cmake", "--preset", self.preset, "-DTFLA_BUILD_CLI=OFF", QUICKLY]
+        targets = [Path(program).name for program in self.programs]
+        compile_tests = ["cmake", "--build", "--preset", self.preset, "--parallel", str(jobs), "--target", *targets]
         cache = tree / "build" / self.preset / "build.ninja"
         return build(*([] if cache.exists() else [configure]), compile_tests, tree=tree)
 
     def commands(self, tree: Path, tests: tuple[str, ...], jobs: int) -> list[Command]:
         chosen = ":".join(tests) or self.everything
-        words = [str(tree / "build" / self.preset / "tests" / "tfla_tests"), f"--gtest_filter={chosen}",
-                 "--gtest_fail_fast", "--gtest_brief=0", "--gtest_color=no"]  # fmt: skip
+        words = [f"--gtest_filter={chosen}", "--gtest_fail_fast", "--gtest_brief=0", "--gtest_color=no"]
         shards = {"GTEST_TOTAL_SHARDS": str(jobs), "OMP_WAIT_POLICY": "passive"}
-        return [Command(words, {**shards, "GTEST_SHARD_INDEX": str(shard)}, tree) for shard in range(jobs)]
+        return [
+            Command(
+                [str(tree / "build" / self.preset / "tests" / program), *words],
+                {**shards, "GTEST_SHARD_INDEX": str(shard)},
+                tree,
+            )  # fmt: skip
+            for program in self.programs
+            for shard in range(jobs)
+        ]
 
     @staticmethod
     def killer(output: str) -> str:
@@ -226,9 +234,9 @@ class PythonTests:
 
 
 SUITES: dict[str, GoogleTests | PythonTests] = {
-    "cpp": GoogleTests("release", "*"),
+    "cpp": GoogleTests("release", "*", "tfla_tests", "analysis/tfla_analysis_tests"),
     "python": PythonTests(),
-    "cuda": GoogleTests("cuda", "*Cuda*"),
+    "cuda": GoogleTests("cuda", "*Cuda*", "tfla_tests"),
 }
 
 
