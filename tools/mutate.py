@@ -275,13 +275,13 @@ def mutated(tree: Path, row: Row) -> Iterator[None]:
 
 
 @contextmanager
-def locked() -> Iterator[None]:
-    SCRATCH.mkdir(parents=True, exist_ok=True)
-    with (SCRATCH / "lock").open("w") as lock:
+def locked(tree: Path) -> Iterator[None]:
+    tree.parent.mkdir(parents=True, exist_ok=True)
+    with tree.with_suffix(".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise SystemExit(f"tfla: another mutate.py works in {SCRATCH}; wait for it") from None
+            raise SystemExit(f"tfla: another mutate.py works in {tree}; wait for it") from None
         yield
 
 
@@ -366,10 +366,10 @@ def main() -> int:
         return 0
     if not args.check:
         stale = {verdict.row.name for verdict in verdicts}
-        with locked():
-            for suite in SUITES:
-                chosen = [row for row in rows if row.suite == suite and row.name not in stale]
-                if chosen:
+        for suite in SUITES:
+            chosen = [row for row in rows if row.suite == suite and row.name not in stale]
+            if chosen:
+                with locked(SCRATCH / suite):
                     verdicts += judge_suite(suite, chosen, args.jobs, args.timeout)
     for verdict in verdicts:
         print(f"{verdict.row.name:<40} {verdict.word:<16} {verdict.why}".rstrip())
