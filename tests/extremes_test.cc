@@ -230,5 +230,35 @@ TEST(ResetSmall, NothingPassesIt) {
   }
 }
 
+// Near 1e4 a float32 max state is rounded by up to 5e-4. What it is rounded to is what C and n are scaled by, or one
+// half of a sequence would hand the other a state that is off by as much.
+TEST(LargeMaxSmall, ACutSequenceIsTheWholeOne) {
+  constexpr std::int64_t tokens = 60, cut = 30;
+  for (const Formulation formulation : {Formulation::chunkwise, Formulation::parallel, Formulation::recurrent}) {
+    Case c;
+    c.shape = {.tokens = tokens, .qk_heads = 2, .heads = 2, .dqk = 4, .dhv = 6};
+    c.options = {.gate = InputGate::exponential, .normalizer = Normalizer::max, .formulation = formulation};
+    Problem problem(c);
+    const MlstmForward& whole = problem.forward();
+    redraw(whole.i, {9999.3, 9998.7, 9999.9, 9997.1}, 1, infinity);
+    redraw(whole.f, {0.5, 3, 1.25}, 2, infinity);
+    make_positive(whole.q);
+    make_positive(whole.k);
+    const Snapshot expected = run_forward(problem);
+    problem.poison();
+    const auto part = [&](std::int64_t begin, std::int64_t count) {
+      MlstmForward args = whole;
+      for (TensorView* view : {&args.q, &args.k, &args.v, &args.i, &args.f}) *view = slice(*view, 1, begin, count);
+      args.h = slice(args.h, 1, begin, count);
+      return args;
+    };
+    forward(part(0, cut));
+    MlstmForward rest = part(cut, tokens - cut);
+    rest.initial_state = {whole.last_state.C, whole.last_state.n, whole.last_state.m};
+    forward(rest);
+    EXPECT_TRUE(close(snapshot(whole).at("h"), expected.at("h"), 1e-5)) << label(c);
+  }
+}
+
 }  // namespace
 }  // namespace tfla::test

@@ -11,7 +11,14 @@ WORKER = Path(__file__).with_name("distributed_worker.py")
 
 @pytest.mark.parametrize(
     ("what", "ranks"),
-    [("context", 1), ("context", 2), ("context", 4), ("data_parallel", 2), ("refuse_state_elsewhere", 2)],
+    [
+        ("context", 1),
+        ("context", 2),
+        ("context", 4),
+        ("unused", 2),
+        ("data_parallel", 2),
+        ("refuse_state_elsewhere", 2),
+    ],
 )
 def test_ranks(what, ranks, tmp_path):
     processes = [

@@ -62,6 +62,15 @@ def test_slots_touch_their_states_alone(dtype):
         assert torch.equal(x[[0, 2, 3, 5]], y[[0, 2, 3, 5]])
 
 
+def test_recurrent_is_the_step_over_a_sequence():
+    """Bit for bit without a denominator; n is rounded after each call of the step. Chunks sum up in another order."""
+    given, options = make_inputs(BATCH, 30, HEADS, DQK, DHV), {"normalizer": "none"}
+    state = tfla.State.zeros(BATCH, HEADS, DQK, DHV)
+    steps = [tfla.mlstm_step(*given.map(lambda x, t=t: x[:, t]), state, **options) for t in range(30)]
+    assert torch.equal(tfla.mlstm_recurrent(*given, **options), torch.stack(steps, dim=1))
+    assert not torch.equal(tfla.mlstm(*given, **options), torch.stack(steps, dim=1))
+
+
 def test_prefill_then_decode_is_the_whole_sequence():
     whole = make_inputs(BATCH, 30, HEADS, DQK, DHV)
     wanted = tfla.mlstm(*whole)
@@ -76,6 +85,9 @@ def test_gradients_are_refused():
         tfla.mlstm_step(*tokens, state_for({}))
     with torch.inference_mode():
         tfla.mlstm_step(*tokens, state_for({}))
+    C, n, m = state_for({})
+    with pytest.raises(RuntimeError, match="mlstm_step was given a tensor that requires a gradient"):
+        tfla.mlstm_step(*tokens.map(torch.Tensor.detach), (C, n.requires_grad_(), m))
 
 
 def test_compiled():
