@@ -225,7 +225,7 @@ TEST(PlanSmall, BadShapesAreRefused) {
               {"longest", [](MlstmShape& s) { s.longest = -1; }},
               {"dtype", [](MlstmShape& s) { s.dtype = DType::int32; }},
               {"gate_dtype|dtype", [](MlstmShape& s) { s.gate_dtype = static_cast<DType>(50); }},
-              {"tokens|T", [](MlstmShape& s) { s.tokens = s.longest = std::int64_t{1} << 62; }}};
+              {"overflows", [](MlstmShape& s) { s.tokens = s.longest = std::int64_t{1} << 62; }}};
   for (const auto& row : rows) {
     SCOPED_TRACE(row.named);
     MlstmShape shape = documented_shape(100);

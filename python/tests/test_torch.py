@@ -128,6 +128,13 @@ def test_func_grad_and_vmap():
     everything = tuple(range(5))
     for x, y in zip(torch.func.grad(loss, argnums=everything)(*plain), batch, strict=True):
         assert torch.equal(x, y)
+    by_state = [
+        lambda *x, part=part: tfla.mlstm(*x, output_final_state=True)[1][part].square().sum() for part in (0, 1)
+    ]
+    for function in by_state:
+        wanted = torch.autograd.grad(function(*given), tuple(given))
+        for x, y in zip(torch.func.grad(function, argnums=everything)(*plain), wanted, strict=True):
+            assert torch.equal(x, y)
     per_sample = torch.func.vmap(torch.func.grad(lambda *x: loss(*(y[None] for y in x)), argnums=everything))
     for x, y in zip(per_sample(*plain), batch, strict=True):
         assert torch.equal(x, y)
