@@ -134,8 +134,12 @@ TEST(PlanSmall, CostsGrowWithTheSequenceAsTheyShould) {
   };
   EXPECT_NEAR(flops(Formulation::chunkwise, 16384) / flops(Formulation::chunkwise, 8192), 2, 0.1);
   EXPECT_NEAR(flops(Formulation::parallel, 16384) / flops(Formulation::parallel, 8192), 4, 0.2);
-  const Plan p = plan(Operation::forward, documented_shape(8192), {}, {.threads = 2});
-  EXPECT_GE(p.bytes, own_tensor_bytes(Operation::forward, p.shape));
+  for (const DType dtype : {DType::float32, DType::bfloat16}) {
+    for (const Operation operation : {Operation::forward, Operation::backward}) {
+      const Plan p = plan(operation, documented_shape(8192, dtype), {}, {.threads = 2});
+      EXPECT_GE(p.bytes, own_tensor_bytes(operation, p.shape));
+    }
+  }
 }
 
 TEST(PlanSmall, CostsOnAGpuCountTheBlocksBelowTheDiagonal) {
