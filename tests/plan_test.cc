@@ -61,7 +61,7 @@ TEST(PlanSmall, TilesChunksAndSpansNest) {
     for (const std::int64_t chunk_size : {0, 1, 7, 16, 100, 256, 5000}) {
       for (const int threads : {1, 2, 8, 64}) {
         for (const Operation operation : {Operation::forward, Operation::backward}) {
-          for (const std::int64_t dim : {1, 64, 512}) {
+          for (const std::int64_t dim : {1, 64, 256, 512}) {
             MlstmShape shape = documented_shape(tokens);
             shape.dqk = shape.dhv = dim;
             const Plan p = plan(operation, shape, {.chunk_size = chunk_size}, {.threads = threads});
@@ -120,9 +120,13 @@ double own_tensor_bytes(Operation operation, const MlstmShape& s) {
 TEST(PlanSmall, ScratchStaysBelowAQuarterOfTheTensors) {
   for (std::int64_t tokens = 2048; tokens <= 65536; tokens *= 2) {
     for (const Operation operation : {Operation::forward, Operation::backward}) {
-      const MlstmShape shape = documented_shape(tokens);
-      const Plan p = plan(operation, shape, {}, {.threads = 2});
-      EXPECT_LT(static_cast<double>(p.scratch_bytes), 0.25 * own_tensor_bytes(operation, shape)) << describe(p);
+      MlstmShape narrow = documented_shape(tokens);
+      narrow.qk_heads = narrow.heads = 1;
+      narrow.dqk = narrow.dhv = 64;
+      for (const MlstmShape& shape : {documented_shape(tokens), narrow}) {
+        const Plan p = plan(operation, shape, {}, {.threads = shape.heads == 1 ? 1 : 2});
+        EXPECT_LT(static_cast<double>(p.scratch_bytes), 0.25 * own_tensor_bytes(operation, shape)) << describe(p);
+      }
     }
   }
 }
