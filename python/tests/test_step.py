@@ -48,6 +48,14 @@ def test_several_tokens(layout):
     assert relative_error(state.C, wanted_state[0]) < 1e-5
 
 
+def test_one_token_has_no_layout():
+    """Without an axis of tokens both are (B,H,D)."""
+    tokens = make_inputs(BATCH, 1, HEADS, DQK, DHV).map(lambda x: x[:, 0])
+    one, other = state_for({}), state_for({})
+    assert torch.equal(tfla.mlstm_step(*tokens, one), tfla.mlstm_step(*tokens, other, layout="bhtd"))
+    assert all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 def test_slots_touch_their_states_alone(dtype):
     tokens = make_inputs(2, 1, HEADS, DQK, DHV).map(lambda x: x[:, 0])
