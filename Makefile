@@ -49,7 +49,7 @@ gpu-bundle:  ## build the CUDA backend and its tests into a folder that any mach
 	cmake --build --preset cuda --parallel $(JOBS)
 	tools/gpu_bundle.sh
 
-mutate:  ## break the code on purpose, change by change, and see that a test notices (ONLY=NAME, hours for all)
+mutate:  ## break the code on purpose, change by change, and see that a test notices (ONLY=NAME for some)
 	@tools/install_deps.sh build test python
 	@mkdir -p build
 	@cat python/requirements.txt python/requirements-compat.txt python/requirements-lm.txt >build/python-requirements.txt
