@@ -7,7 +7,7 @@ TFLA := build/release/tfla
 CUDA := $(if $(shell command -v nvcc),cuda)
 
 .DEFAULT_GOAL := help
-.PHONY: help run lm test wheel gpu-test gpu-sanitize gpu-bundle bench bench-python paper format lint install clean deps release
+.PHONY: help run lm test wheel gpu-test gpu-sanitize gpu-bundle bench bench-python paper format lint install clean deps mutate release
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,13 @@ gpu-bundle:  ## build the CUDA backend and its tests into a folder that any mach
 	@cmake --preset cuda >/dev/null
 	cmake --build --preset cuda --parallel $(JOBS)
 	tools/gpu_bundle.sh
+
+mutate:  ## break the code on purpose, change by change, and see that a test notices (ONLY=NAME for some)
+	@tools/install_deps.sh build test python
+	@mkdir -p build
+	@cat python/requirements.txt python/requirements-compat.txt python/requirements-lm.txt >build/python-requirements.txt
+	@tools/make_venv.sh .venv-python build/python-requirements.txt
+	tools/mutate.py $(if $(ONLY),--only $(ONLY))
 
 bench: release  ## time tfla and mlstm_kernels side by side (PyTorch in .venv)
 	@tools/make_venv.sh .venv benchmarks/requirements.txt

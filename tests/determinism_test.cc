@@ -50,12 +50,14 @@ Snapshot run(Problem& problem, Formulation formulation, int threads) {
   return formulation == Formulation::recurrent ? run_forward(problem, execution) : run_both(problem, execution);
 }
 
-// Fewer heads than threads, more heads than threads, one token, uneven packing, a group that shares its keys.
+// Fewer heads than threads, more heads than threads, one token, uneven packing, a group that shares its keys; states
+// of more columns than one thread takes.
 const Shape small_shapes[] = {{1, 300, 1, 1, 8, 12, 16, {}},
                               {1, 200, 1, 3, 5, 7, 0, {}},
                               {3, 40, 2, 4, 8, 8, 16, {}},
                               {2, 1, 1, 2, 16, 3, 0, {}},
-                              {1, 260, 1, 2, 4, 9, 16, {0, 3, 3, 4, 200, 260}}};
+                              {1, 260, 1, 2, 4, 9, 16, {0, 3, 3, 4, 200, 260}},
+                              {1, 300, 1, 1, 4, 131, 16, {}}};
 const Shape large_shapes[] = {{1, 5000, 1, 1, 32, 48, 0, {}},
                               {1, 3000, 2, 2, 64, 64, 64, {}},
                               {1, 4000, 1, 3, 33, 17, 0, {0, 1, 2500, 2500, 4000}},
@@ -110,6 +112,29 @@ TEST(DeterminismSmall, DirtyScratchAndAReusedPlanDoNotMatter) {
         both.merge(snapshot(problem.backward()));
         EXPECT_TRUE(same_bits(both, expected)) << label(c) << ", scratch filled with " << fill;
         EXPECT_TRUE(scratch.margins_intact()) << label(c);
+      }
+    }
+  }
+}
+
+// One of the two gradients of the last state alone: the other is zero, whatever scratch held.
+TEST(DeterminismSmall, AMissingGradientOfTheLastStateIsZero) {
+  for (const Shape& shape : small_shapes) {
+    for (const Formulation formulation : {Formulation::chunkwise, Formulation::parallel}) {
+      for (const bool without_n : {false, true}) {
+        const Case c = make_case(shape, DType::float32, formulation);
+        Problem problem(c);
+        MlstmBackward& args = problem.backward();
+        TensorView& missing = without_n ? args.dlast_state.n : args.dlast_state.C;
+        overwrite(missing, Values(gather(missing).size(), 0));
+        const Execution execution{.threads = 3};
+        const Snapshot expected = run_backward(problem, execution);
+        missing = {};
+        const Plan chosen = plan(args, execution);
+        const reference::Buffer scratch(static_cast<std::int64_t>(chosen.scratch_bytes));  // all NaN
+        problem.poison();
+        backward(args, chosen, std::span(scratch.data(), chosen.scratch_bytes));
+        EXPECT_TRUE(same_bits(snapshot(args), expected)) << label(c) << ", without " << (without_n ? "n" : "C");
       }
     }
   }

@@ -117,5 +117,19 @@ TEST(OverlapSmall, LargeLayoutsAreDecidedExactly) {
   EXPECT_FALSE(overlap(view(0, {8, T, 4}, {T * 8, 8, 2}), view(1, {8, T, 4}, {T * 8, 8, 2})));
 }
 
+// Strides so alike that each of a million choices has to be tried: whoever stops looking may not say "apart".
+TEST(OverlapSmall, ASearchThatIsGivenUpSaysThatTheyMeet) {
+  constexpr std::int64_t extent = 100, base = 1 << 21;
+  const std::int64_t strides[] = {base, base + 1, base + 101, base + 10201};
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): as above
+  const auto* data = reinterpret_cast<const std::byte*>(0x100000);
+  const TensorView all(data, DType::float32, {extent, extent, extent, extent},
+                       {strides[0], strides[1], strides[2], strides[3]});
+  const std::int64_t offset = 50 * (strides[0] + strides[1] + strides[2] + strides[3]);
+  const TensorView one(data + 4 * offset, DType::float32, {1}, {1});
+  EXPECT_TRUE(overlap(all, one));
+  EXPECT_TRUE(overlap(one, all));
+}
+
 }  // namespace
 }  // namespace tfla::test

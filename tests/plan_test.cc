@@ -73,7 +73,7 @@ TEST(PlanSmall, TilesChunksAndSpansNest) {
     for (const std::int64_t chunk_size : {0, 1, 7, 16, 100, 256, 5000}) {
       for (const int threads : {1, 2, 8, 64}) {
         for (const Operation operation : {Operation::forward, Operation::backward}) {
-          for (const std::int64_t dim : {1, 64, 512}) {
+          for (const std::int64_t dim : {1, 64, 256, 512}) {
             MlstmShape shape = documented_shape(tokens);
             shape.dqk = shape.dhv = dim;
             const Plan p = plan(operation, shape, {.chunk_size = chunk_size}, {.threads = threads});
@@ -133,9 +133,13 @@ double own_tensor_bytes(Operation operation, const MlstmShape& s) {
 TEST(PlanSmall, ScratchStaysBelowAQuarterOfTheTensors) {
   for (std::int64_t tokens = 2048; tokens <= 65536; tokens *= 2) {
     for (const Operation operation : {Operation::forward, Operation::backward}) {
-      const MlstmShape shape = documented_shape(tokens);
-      const Plan p = plan(operation, shape, {}, {.threads = 2});
-      EXPECT_LT(static_cast<double>(p.scratch_bytes), 0.25 * own_tensor_bytes(operation, shape)) << describe(p);
+      MlstmShape narrow = documented_shape(tokens);
+      narrow.qk_heads = narrow.heads = 1;
+      narrow.dqk = narrow.dhv = 64;
+      for (const MlstmShape& shape : {documented_shape(tokens), narrow}) {
+        const Plan p = plan(operation, shape, {}, {.threads = shape.heads == 1 ? 1 : 2});
+        EXPECT_LT(static_cast<double>(p.scratch_bytes), 0.25 * own_tensor_bytes(operation, shape)) << describe(p);
+      }
     }
   }
 }
@@ -147,8 +151,12 @@ TEST(PlanSmall, CostsGrowWithTheSequenceAsTheyShould) {
   };
   EXPECT_NEAR(flops(Formulation::chunkwise, 16384) / flops(Formulation::chunkwise, 8192), 2, 0.1);
   EXPECT_NEAR(flops(Formulation::parallel, 16384) / flops(Formulation::parallel, 8192), 4, 0.2);
-  const Plan p = plan(Operation::forward, documented_shape(8192), {}, {.threads = 2});
-  EXPECT_GE(p.bytes, own_tensor_bytes(Operation::forward, p.shape));
+  for (const DType dtype : {DType::float32, DType::bfloat16}) {
+    for (const Operation operation : {Operation::forward, Operation::backward}) {
+      const Plan p = plan(operation, documented_shape(8192, dtype), {}, {.threads = 2});
+      EXPECT_GE(p.bytes, own_tensor_bytes(operation, p.shape));
+    }
+  }
 }
 
 TEST(PlanSmall, CostsOnAGpuCountTheBlocksBelowTheDiagonal) {
@@ -239,7 +247,7 @@ TEST(PlanSmall, BadShapesAreRefused) {
               {"longest", [](MlstmShape& s) { s.longest = -1; }},
               {"dtype", [](MlstmShape& s) { s.dtype = DType::int32; }},
               {"gate_dtype|dtype", [](MlstmShape& s) { s.gate_dtype = static_cast<DType>(50); }},
-              {"tokens|T", [](MlstmShape& s) { s.tokens = s.longest = std::int64_t{1} << 62; }}};
+              {"overflows", [](MlstmShape& s) { s.tokens = s.longest = std::int64_t{1} << 62; }}};
   for (const auto& row : rows) {
     SCOPED_TRACE(row.named);
     MlstmShape shape = documented_shape(100);
@@ -253,6 +261,27 @@ TEST(PlanSmall, BadShapesAreRefused) {
       "chunk_size");
   expect_sentence(refusal([&] { static_cast<void>(plan(static_cast<Operation>(9), documented_shape(9), {})); }),
                   "operation");
+}
+
+// Where scratch comes near what 64 bits count, and not long before.
+TEST(PlanSmall, ScratchBeyondAllMemoryIsRefused) {
+  const struct {
+    Operation operation;
+    Formulation formulation;
+    int fits, refused;  // powers of two of the tokens
+  } rows[] = {{Operation::forward, Formulation::chunkwise, 40, 48},
+              {Operation::backward, Formulation::chunkwise, 40, 48},
+              {Operation::forward, Formulation::parallel, 24, 28},
+              {Operation::backward, Formulation::parallel, 24, 28},
+              {Operation::step, Formulation::chunkwise, 36, 43}};
+  for (const auto& row : rows) {
+    const auto planned = [&](int power) {
+      const MlstmShape shape = documented_shape(std::int64_t{1} << power);
+      return plan(row.operation, shape, {.formulation = row.formulation}, {.threads = 2});
+    };
+    EXPECT_LT(planned(row.fits).scratch_bytes, std::size_t{1} << 60);
+    expect_sentence(refusal([&] { static_cast<void>(planned(row.refused)); }), "scratch");
+  }
 }
 
 TEST(PlanSmall, NothingToDoIsFine) {

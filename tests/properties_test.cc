@@ -201,13 +201,16 @@ TEST(PropertiesSmall, BatchEqualsItsRowsAndItsPackingBitForBit) {
   EXPECT_TRUE(same_bits(run_both(packed), batch));
 }
 
-TEST(PropertiesSmall, BoundariesMayBeInt32) {
+TEST(PropertiesSmall, BoundariesMayBeInt32OrAColumnOfATable) {
   Case c = base_case(variants[0], 1, 50, DType::float32);
   c.cu_seqlens = {0, 20, 20, 50};
   Problem problem(c);
   const Snapshot wide = run_both(problem);
   const std::int32_t narrow[] = {0, 20, 20, 50};
   problem.forward().cu_seqlens = problem.backward().cu_seqlens = TensorView(narrow, DType::int32, {4});
+  EXPECT_TRUE(same_bits(run_both(problem), wide));
+  const std::int64_t table[] = {0, 7, 20, 7, 20, 7, 50, 7};
+  problem.forward().cu_seqlens = problem.backward().cu_seqlens = TensorView(table, DType::int64, {4}, {2});
   EXPECT_TRUE(same_bits(run_both(problem), wide));
 }
 

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <initializer_list>
 #include <limits>
@@ -122,6 +123,35 @@ TEST(StepCuda, EqualsForward) {
   for (const StepCase& s : many_states) expect_steps_equal_forward(s, Device::cuda);
 }
 #endif
+
+// A decay halfway between two float32 numbers, thousands of times: rounded to either it would be off by 3e-8 each time,
+// and by the sum of them in the end.
+TEST(StepSmall, ForgetGatesNearOneKeepTheirDigits) {
+  constexpr std::int64_t tokens = 4096;
+  constexpr double log_decay = -100.5 * 0x1p-24;
+  StepCase s = small_cases[6];  // gates in log space, where what is given is the logarithm of the decay
+  s.tokens = tokens;
+  s.layout = Layout::bthd;
+  Case c = harness_case(s);
+  c.options.soft_cap.reset();
+  Problem problem(c);
+  const MlstmForward& f = problem.forward();
+  const Values gates(static_cast<std::size_t>(reference::element_count(f.f)), log_decay);
+  overwrite(f.f, gates);
+  overwrite(f.i, Values(gates.size(), -std::numeric_limits<double>::infinity()));
+  overwrite(f.initial_state.m, Values(gather(f.initial_state.m).size(), 0));
+  Snapshot expected{{"C", gather(f.initial_state.C)}, {"n", gather(f.initial_state.n)}};
+  for (auto& [name, values] : expected) {
+    for (double& x : values) x *= std::exp(log_decay * tokens);
+  }
+  for (const std::int64_t at_once : {std::int64_t{1}, tokens}) {
+    const MlstmStep all = step_args(f, started_state(problem));
+    for (std::int64_t t = 0; t < tokens; t += at_once) step(tokens_of(all, t, at_once));
+    const double rounding = 0x1p-25 * tokens / 4;  // a quarter of that sum: states themselves are rounded each time
+    EXPECT_TRUE(close(gather(all.state.C), expected.at("C"), rounding)) << at_once << " at once";
+    EXPECT_TRUE(close(gather(all.state.n), expected.at("n"), rounding)) << at_once << " at once";
+  }
+}
 
 TEST(StepSmall, NoTokensChangeNothing) {
   StepCase s = small_cases[0];

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <functional>
 #include <regex>
 #include <string>
@@ -65,9 +66,9 @@ void expect_refused(const Args& good, const std::vector<BadRow<Args>>& rows,
 inline void move_onto(MutableTensorView& view, const TensorView& other) { view.data = const_cast<void*>(other.data); }
 
 template <class View>
-void misalign(View& view) {
+void misalign(View& view, std::ptrdiff_t bytes = 1) {
   using Byte = std::conditional_t<std::is_same_v<View, TensorView>, const std::byte, std::byte>;
-  view.data = static_cast<Byte*>(view.data) + 1;
+  view.data = static_cast<Byte*>(view.data) + bytes;
 }
 
 }  // namespace tfla::test

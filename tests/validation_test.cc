@@ -85,7 +85,13 @@ std::vector<BadRow<Args>> common_rows() {
       {"misaligned q", "q", [](Args& a) { misalign(a.q); }},
       {"misaligned k", "k", [](Args& a) { misalign(a.k); }},
       {"misaligned f", "f", [](Args& a) { misalign(a.f); }},
+      {"v off by half an element", "v", [](Args& a) { misalign(a.v, 2); }},
       {"q with a strided last axis", "q", [](Args& a) { a.q.strides[3] = 2; }},
+      {"q with two elements apart", "contiguous",
+       [](Args& a) {
+         a.q.shape[3] = a.k.shape[3] = 2;
+         a.q.strides[3] = 2;
+       }},
       {"v with a reversed last axis", "v", [](Args& a) { a.v.strides[3] = -1; }},
       {"initial_state.C with a strided last axis", "initial_state\\.C",
        [](Args& a) { a.initial_state.C.strides[3] = 2; }},
@@ -140,6 +146,11 @@ const std::vector<BadRow<MlstmForward>> forward_rows{
        move_onto(a.last_state.C, a.initial_state.C);
        a.last_state.C.data = static_cast<std::byte*>(a.last_state.C.data) + 4;
      }},
+    {"last state in place of the initial one, heads and sequences exchanged", "last_state\\.C|initial_state\\.C",
+     [](MlstmForward& a) {
+       move_onto(a.last_state.C, a.initial_state.C);
+       std::swap(a.last_state.C.strides[0], a.last_state.C.strides[1]);
+     }},
     {"last_state.n on initial_state.C", "last_state\\.n|initial_state\\.C",
      [](MlstmForward& a) { move_onto(a.last_state.n, a.initial_state.C); }}};
 
@@ -153,6 +164,7 @@ const std::vector<BadRow<MlstmBackward>> backward_rows{
     {"dv of another dtype", "dv", [](MlstmBackward& a) { a.dv.dtype = DType::bfloat16; }},
     {"di of another dtype than i", "di", [](MlstmBackward& a) { a.di.dtype = DType::float64; }},
     {"df of another dtype than f", "df", [](MlstmBackward& a) { a.df.dtype = DType::bfloat16; }},
+    {"df of the dtype of i", "df", [](MlstmBackward& a) { a.f.dtype = DType::bfloat16; }},
     {"null dq", "dq", [](MlstmBackward& a) { a.dq.data = nullptr; }},
     {"misaligned di", "di", [](MlstmBackward& a) { misalign(a.di); }},
     {"dq on dk", "dq|dk", [](MlstmBackward& a) { move_onto(a.dq, a.dk); }},

@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 mapfile -t cxx < <(find include src cli tests examples bindings -regex '.*\.\(cc\|h\|cu\|cuh\)' | sort)
-mapfile -t python < <(find benchmarks examples tests python -name '*.py' | sort)
+mapfile -t python < <(find benchmarks examples tests tools python -name '*.py' | sort)
 ruff=.venv-lint/bin/ruff
 
 case ${1:-} in

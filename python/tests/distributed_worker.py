@@ -85,6 +85,32 @@ def context(rank: int, ranks: int) -> None:
                 raise AssertionError(f"{name}, resets={resets}: {error}") from error
 
 
+class Dropped(torch.autograd.Function):
+    """Passes x on, and no gradient back."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor) -> None:
+        return None
+
+
+def unused(rank: int, ranks: int) -> None:
+    """Where one rank's h has no gradient, that of the others still passes through its tokens."""
+    given = make_inputs(tokens=50, dtype=torch.float64, seed=3)
+    whole = given.leaves()
+    h = tfla.mlstm(*whole)
+    torch.cat([cut(h, 1, other, ranks) for other in range(ranks) if other != 1], dim=1).square().sum().backward()
+    mine = given.map(lambda x: cut(x, 1, rank, ranks)).leaves()
+    part = distributed.mlstm(*mine)
+    (Dropped.apply(part) if rank == 1 else part).square().sum().backward()
+    for name, x, y in zip("qkvif", mine, whole, strict=True):
+        error = relative_error(x.grad, cut(y.grad, 1, rank, ranks))
+        assert error < 1e-10, f"d{name} of rank {rank}: {error:.2e}"
+
+
 def data_parallel(rank: int, ranks: int) -> None:
     """DDP and FSDP2 around a layer: gradients are those of the whole batch on one device."""
     torch.manual_seed(0)
@@ -126,9 +152,8 @@ def main() -> None:
     what, rank, ranks, store = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
-    {"context": context, "data_parallel": data_parallel, "refuse_state_elsewhere": refuse_state_elsewhere}[what](
-        rank, ranks
-    )
+    parts = (context, unused, data_parallel, refuse_state_elsewhere)
+    {part.__name__: part for part in parts}[what](rank, ranks)
     # A rank that leaves while another still works can make torch abort either of them.
     gc.collect()
     dist.barrier()

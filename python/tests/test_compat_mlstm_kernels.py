@@ -164,17 +164,18 @@ def test_gradients_through_the_last_state():
         assert relative_error(x, y) < GRADIENT_ROUNDING, name
 
 
+@pytest.mark.parametrize("eps", [1e-6, 0.3])
 @pytest.mark.parametrize("name", ["tfla", "tfla_siging", "tfla_siging_unnormalized"])
-def test_steps_equal_the_sequence_kernel(name):
+def test_steps_equal_the_sequence_kernel(name, eps):
     inputs, state = head_first(7), states()
     step, sequence = get_mlstm_step_kernel(name), get_mlstm_sequence_kernel(name)
-    expected, expected_state = sequence(*inputs, *state, return_last_states=True)
+    expected, expected_state = sequence(*inputs, *state, return_last_states=True, eps=eps)
     before = [x.clone() for x in state]
     now, rows = state, []
     for t in range(7):
         q, k, v = (x[:, :, t] for x in (inputs.q, inputs.k, inputs.v))
         i, f = inputs.i[:, :, t : t + 1], inputs.f[:, :, t : t + 1]
-        h, now = step(q, k, v, i, f, *now)
+        h, now = step(q, k, v, i, f, *now, eps=eps)
         rows.append(h)
     assert relative_error(torch.stack(rows, 2), expected) < 1e-6
     for x, y in zip(now, expected_state, strict=True):

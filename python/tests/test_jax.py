@@ -124,6 +124,10 @@ def test_layout_bhtd_is_the_same_function():
     assert abs(value - swapped_value) <= 1e-12 * abs(value)
     for x, y in zip(grads, swapped_grads, strict=True):
         np.testing.assert_array_equal(x, jnp.swapaxes(y, 1, 2))
+    _, last = tfla.jax.mlstm(*arrays, output_final_state=True)
+    _, swapped_last = tfla.jax.mlstm(*swapped, output_final_state=True, layout="bhtd")
+    for x, y in zip(last, swapped_last, strict=True):
+        np.testing.assert_array_equal(x, y)
 
 
 @pytest.mark.parametrize("slots", [None, [4, 0]])

@@ -72,6 +72,33 @@ def test_options_at_their_defaults():
         assert torch.equal(x.grad, y.grad)
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"gate": "sigmoid"},
+        {"normalizer": "none"},
+        {"chunk_size": 16},
+        {"qk_scale": 0.5},
+        {"eps": 0.1},
+        {"soft_cap": 1.0},
+        {"layout": "bhtd"},
+        {"exact_normalizer_grad": True},
+    ],
+    ids=str,
+)
+def test_an_option_alone(option):
+    """Without a state to return there is a shorter way; no option gets lost on it."""
+    given = make_inputs().map(head_first if "layout" in option else lambda x: x)
+    short, long = given.leaves(), given.leaves()
+    h, (other, _) = tfla.mlstm(*short, **option), tfla.mlstm(*long, output_final_state=True, **option)
+    assert torch.equal(h, other)
+    dh = torch.randn_like(h)
+    h.backward(dh)
+    other.backward(dh)
+    for x, y in zip(short, long, strict=True):
+        assert torch.equal(x.grad, y.grad)
+
+
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_variants(options, dtype):
@@ -150,7 +177,9 @@ def test_no_tokens_leaves_the_state():
 
 def test_only_the_state_is_used():
     given, wanted = make_inputs().leaves(), make_inputs().map(lambda x: x.double()).leaves()
-    tfla.mlstm(*given, output_final_state=True)[1].n.square().sum().backward()
+    _, last = tfla.mlstm(*given, output_final_state=True)
+    assert last.C.requires_grad and last.n.requires_grad and not last.m.requires_grad
+    last.n.square().sum().backward()
     recurrence(*wanted)[1][1].square().sum().backward()
     for x, y in zip(given, wanted, strict=True):
         assert relative_error(x.grad, torch.zeros_like(x) if y.grad is None else y.grad) < 1e-4

@@ -48,6 +48,14 @@ def test_several_tokens(layout):
     assert relative_error(state.C, wanted_state[0]) < 1e-5
 
 
+def test_one_token_has_no_layout():
+    """Without an axis of tokens both are (B,H,D)."""
+    tokens = make_inputs(BATCH, 1, HEADS, DQK, DHV).map(lambda x: x[:, 0])
+    one, other = state_for({}), state_for({})
+    assert torch.equal(tfla.mlstm_step(*tokens, one), tfla.mlstm_step(*tokens, other, layout="bhtd"))
+    assert all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 def test_slots_touch_their_states_alone(dtype):
     tokens = make_inputs(2, 1, HEADS, DQK, DHV).map(lambda x: x[:, 0])
@@ -60,6 +68,15 @@ def test_slots_touch_their_states_alone(dtype):
     for x, y, z in zip(pool, before, after, strict=True):
         assert relative_error(x[[4, 1]], z) < 1e-5
         assert torch.equal(x[[0, 2, 3, 5]], y[[0, 2, 3, 5]])
+
+
+def test_recurrent_is_the_step_over_a_sequence():
+    """Bit for bit without a denominator; n is rounded after each call of the step. Chunks sum up in another order."""
+    given, options = make_inputs(BATCH, 30, HEADS, DQK, DHV), {"normalizer": "none"}
+    state = tfla.State.zeros(BATCH, HEADS, DQK, DHV)
+    steps = [tfla.mlstm_step(*given.map(lambda x, t=t: x[:, t]), state, **options) for t in range(30)]
+    assert torch.equal(tfla.mlstm_recurrent(*given, **options), torch.stack(steps, dim=1))
+    assert not torch.equal(tfla.mlstm(*given, **options), torch.stack(steps, dim=1))
 
 
 def test_prefill_then_decode_is_the_whole_sequence():
@@ -76,6 +93,9 @@ def test_gradients_are_refused():
         tfla.mlstm_step(*tokens, state_for({}))
     with torch.inference_mode():
         tfla.mlstm_step(*tokens, state_for({}))
+    C, n, m = state_for({})
+    with pytest.raises(RuntimeError, match="mlstm_step was given a tensor that requires a gradient"):
+        tfla.mlstm_step(*tokens.map(torch.Tensor.detach), (C, n.requires_grad_(), m))
 
 
 def test_compiled():

@@ -128,6 +128,13 @@ def test_func_grad_and_vmap():
     everything = tuple(range(5))
     for x, y in zip(torch.func.grad(loss, argnums=everything)(*plain), batch, strict=True):
         assert torch.equal(x, y)
+    by_state = [
+        lambda *x, part=part: tfla.mlstm(*x, output_final_state=True)[1][part].square().sum() for part in (0, 1)
+    ]
+    for function in by_state:
+        wanted = torch.autograd.grad(function(*given), tuple(given))
+        for x, y in zip(torch.func.grad(function, argnums=everything)(*plain), wanted, strict=True):
+            assert torch.equal(x, y)
     per_sample = torch.func.vmap(torch.func.grad(lambda *x: loss(*(y[None] for y in x)), argnums=everything))
     for x, y in zip(per_sample(*plain), batch, strict=True):
         assert torch.equal(x, y)
@@ -227,4 +234,11 @@ def test_inference_mode_and_fake_tensors():
         tfla.mlstm(*make_inputs())
     with torch._subclasses.FakeTensorMode():
         h, last = tfla.mlstm(*make_inputs().map(torch.empty_like), output_final_state=True)
+        _, low = tfla.mlstm(*make_inputs(dtype=torch.bfloat16).map(torch.empty_like), output_final_state=True)
+        turned = make_inputs().map(lambda x: torch.empty_like(x.transpose(1, 2)))
+        _, head_first = tfla.mlstm(*turned, output_final_state=True, layout="bhtd")
+        cu_seqlens = torch.empty(5, dtype=torch.int32)
+        _, packed = tfla.mlstm(*make_inputs(1).map(torch.empty_like), cu_seqlens=cu_seqlens, output_final_state=True)
     assert h.shape == (2, 37, 2, 12) and last.C.shape == (2, 2, 8, 12)
+    assert {x.dtype for x in low} == {torch.float32} and packed.n.shape == (4, 2, 8)
+    assert [x.shape for x in head_first] == [x.shape for x in last]
