@@ -312,7 +312,7 @@ void backward_as(const MlstmBackward& args, const Plan& plan, const Call<typenam
   if (!hopper) launch_dstates<T>(call, stream);
   if constexpr (is_16_bit<T>) {
     if (plan.hopper_gradients) {
-      const bool norms = call.exact || call.dn_last.data != nullptr;
+      const bool norms = plan.norm_gradients;
       if (norms) sm90::launch_norm_gradients<T>(call, stream);
       if (norms || plan.hopper_reverse) {
         if (!plan.hopper_reverse) sm90::launch_values<T>(call, stream);
