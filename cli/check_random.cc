@@ -144,12 +144,9 @@ struct Finding {
 std::vector<Finding> judge(const Case& c, const reference::Judge& judge, const std::vector<TensorError>& errors) {
   const bool rounds = c.device == Device::cuda && item_size(c.shape.dtype) == 2;
   const double arithmetic = c.shape.dtype == DType::float64 ? 0x1p-41 : 0x1p-21;
-  std::map<std::string, double> explained, size;
+  std::map<std::string, double> explained;
   std::int64_t beyond = 0;
-  for (const TensorError& error : errors) {
-    size[error.tensor] = error.size;
-    beyond += error.beyond;
-  }
+  for (const TensorError& error : errors) beyond += error.beyond;
   std::vector<Finding> findings;
   for (const TensorError& error : errors) {
     const bool gate = error.tensor == "di" || error.tensor == "df";
@@ -159,7 +156,7 @@ std::vector<Finding> judge(const Case& c, const reference::Judge& judge, const s
     double result = state ? arithmetic : std::max(arithmetic, unit_of(stored));
     if (stored == DType::float16 && !state)  // below its normal numbers, half of what lies between two of them
       result += 0x1p-25 * std::sqrt(static_cast<double>(error.count)) / norm;
-    if (error.tensor == "df") result += arithmetic * size["di"] / norm;  // a difference of sums of that size
+    result += arithmetic * error.terms / norm;
     Finding finding{error, slack * result};
     if (error.relative > finding.allowed) {
       if (explained.empty()) explained = judge.explained(rounds ? 0x1p-9 : arithmetic, rounds ? 0x1p-21 : arithmetic);

@@ -313,7 +313,7 @@ void Problem::poison() {
 
 struct Judge::Answers {
   std::vector<double> h, C, n, m, dq, dk, dv, di, df, dC0, dn0;
-  double spread = 0;
+  double spread = 0, gate_terms = 0;
 
   [[nodiscard]] static Answers of(const Problem& problem, bool with_backward, const Roundings& roundings);
   [[nodiscard]] std::map<std::string, const std::vector<double>*> tensors() const {
@@ -461,6 +461,7 @@ Judge::Answers Judge::Answers::of(const Problem& problem, bool with_backward, co
     a.m[static_cast<std::size_t>(index)] = r.m;
     a.spread += r.spread;
     if (!with_backward) continue;
+    a.gate_terms += r.gate_terms;
     add_rows(a.dq, r.dq, s.tokens, s.qk_heads, s.dqk, batch, begin, head / group);
     add_rows(a.dk, r.dk, s.tokens, s.qk_heads, s.dqk, batch, begin, head / group);
     add_rows(a.dv, r.dv, s.tokens, s.heads, s.dhv, batch, begin, head);
@@ -524,6 +525,7 @@ std::vector<TensorError> Judge::backward_errors() const {
   std::vector<TensorError> errors{compare("dq", storage.dq.view, a.dq), compare("dk", storage.dk.view, a.dk),
                                   compare("dv", storage.dv.view, a.dv), compare("di", storage.di.view, a.di),
                                   compare("df", storage.df.view, a.df)};
+  errors.back().terms = std::sqrt(a.gate_terms);
   const MlstmShape& s = storage.description.shape;
   if (on_tensor_cores(storage.description) && s.batch * s.tokens * s.heads < many_numbers)
     errors.back().explained = explained(unit_of_rounding(DType::bfloat16) / 2, 0)["df"];

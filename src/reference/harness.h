@@ -65,6 +65,7 @@ struct TensorError {
   std::int64_t beyond = 0;       // elements of the reference that the dtype has no room for, or hardly any
   double size = 0;               // ||ref|| of the others
   std::int64_t count = 0;        // of its elements
+  double terms = 0;              // of df: the size of the sums that it is a difference of
   double spread = 0;  // of h: its relative error if each number of the state is off by its own size (reference.h)
   double explained =
       0;  // of df, where few numbers make it up: what roundings of the states make of it (Judge::explained)

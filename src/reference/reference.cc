@@ -119,8 +119,9 @@ class Recurrence {
     const double F = w_.F[t], I = w_.I[t];
     const double* k = &head_.k[t * dqk_];
     const double* v = &head_.v[t * dhv_];
+    const double score = operand(1);  // inside a chunk a token goes into products as a score, which is rounded as one
     for (std::size_t r = 0; r < dqk_; ++r) {
-      const double weight = I * k[r], in_C = operand(weight);
+      const double weight = I * k[r], in_C = score * operand(weight);
       double* row = C + r * dhv_;
       for (std::size_t c = 0; c < dhv_; ++c) row[c] = F * row[c] + in_C * v[c];
       n[r] = F * n[r] + rounded(weight, roundings_.norms);
@@ -219,11 +220,12 @@ class Recurrence {
     Vector numerator_grad(&head_.dh[t * dhv_], &head_.dh[t * dhv_] + dhv_);
     for (double& x : numerator_grad) x /= den_[t];
 
-    double kept = 0;  // <C_{t-1}, dC_t> + <n_{t-1}, dn_t>
+    double kept = 0;                  // <C_{t-1}, dC_t> + <n_{t-1}, dn_t>
+    const double score = operand(1);  // see update
     for (std::size_t r = 0; r < dqk_; ++r) {
       double* dC = &result_.dC0[r * dhv_];
       double& dn = result_.dn0[r];
-      const double weight = scale_ * q[r], in_dC = operand(weight), unit = roundings_.operands;
+      const double weight = scale_ * q[r], in_dC = score * operand(weight), unit = roundings_.operands;
       for (std::size_t c = 0; c < dhv_; ++c) dC[c] += in_dC * numerator_grad[c];
       dn += operand(weight) * deta;
 
@@ -235,7 +237,8 @@ class Recurrence {
       for (std::size_t c = 0; c < dhv_; ++c) dC[c] *= F;
       dn *= F;
     }
-    const double dlog_f = F * kept, dlog_i = dot(k, dk, dqk_);
+    const double dlog_f = F * kept, dlog_i = dot(k, dk, dqk_), row = dot(q, dq, dqk_);
+    result_.gate_terms += dlog_i * dlog_i + row * row;
     const double f = capped(head_.f[t], options_), i = capped(head_.i[t], options_);
     const double log_f_slope = forget_is_sigmoid(options_) ? sigmoid(-f) : 1;
     const double log_i_slope = input_is_sigmoid(options_) ? sigmoid(-i) : 1;

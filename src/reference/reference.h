@@ -40,6 +40,7 @@ struct HeadResult {
   std::vector<double> df;   // [T]
   std::vector<double> dC0;  // [dqk,dhv]
   std::vector<double> dn0;  // [dqk]
+  double gate_terms = 0;    // sum of the squares of q.dq and k.dk, of which df is made
 };
 
 [[nodiscard]] double log_sigmoid(double x);
@@ -48,7 +49,7 @@ struct HeadResult {
 // off by up to this part of its size, each number and each reading by itself. What they do to a result tells how much
 // of an error is the problem's own.
 struct Roundings {
-  double operands = 0;  // C, dC, n and dn in gradients, weighted keys and queries, h in <dh, h>
+  double operands = 0;  // C, dC, n and dn in gradients, weighted keys and queries, scores, h in <dh, h>
   double norms = 0;     // n and what it is summed from, where the denominator is made
   std::uint64_t seed = 1;
 };
