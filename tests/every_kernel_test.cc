@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/sm90/stages.h"
+#include "cuda/sm90/entry.h"
 #include "on_gpu.h"
 
 namespace tfla::test {

@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "cuda/sm90/stages.h"
+#include "cuda/sm90/entry.h"
 #include "on_gpu.h"
 #include "reference/tensor.h"
 #include "reference/values.h"

@@ -7,7 +7,7 @@
 #include <functional>
 #include <limits>
 
-#include "cuda/sm90/stages.h"
+#include "cuda/sm90/entry.h"
 #include "on_gpu.h"
 #include "reference/tensor.h"
 #include "reference/values.h"

@@ -71,7 +71,7 @@ inline constexpr unsigned most_cluster_blocks = 8;  // on every GPU that has clu
 template <class T>
 std::int64_t through_parts(const Call<typename Config<T>::Real>& call) {
   const auto tiles = [](std::int64_t size, std::int64_t tile) { return (size + tile - 1) / tile; };
-  return tiles(call.dqk, tile_rows) * tiles(call.dhv, Config<T>::width) * block_warps;
+  return tiles(call.dims.dqk, tile_rows) * tiles(call.dims.dhv, Config<T>::width) * block_warps;
 }
 
 enum class Time { forward, reverse };
@@ -86,7 +86,7 @@ void launch_states(const Call<typename Config<T>::Real>& call, cudaStream_t stre
 template <class T>
 void launch_segment_scan(const Call<typename Config<T>::Real>& call, Time direction, cudaStream_t stream);
 template <class T>
-void launch_dstates(const Call<typename Config<T>::Real>& call, cudaStream_t stream);
+void launch_grad_states(const Call<typename Config<T>::Real>& call, cudaStream_t stream);
 template <class T>
 void launch_outputs(const Call<typename Config<T>::Real>& call, cudaStream_t stream);
 // 1 / den of every row and its slope, from the n that launch_states left at chunk starts.
@@ -94,12 +94,12 @@ template <class T>
 void launch_denominators(const Call<typename Config<T>::Real>& call, cudaStream_t stream);
 // deta of every row, with the exact normalizer gradient.
 template <class T>
-void launch_rows(const Call<typename Config<T>::Real>& call, cudaStream_t stream);
-// dQ, dK, dV, and the row sums from which launch_gate_gradients makes di and df.
+void launch_grad_denominators(const Call<typename Config<T>::Real>& call, cudaStream_t stream);
+// dQ, dK, dV, and the row sums from which launch_grad_gates makes di and df.
 template <class T>
-void launch_gradients(const Call<typename Config<T>::Real>& call, cudaStream_t stream);
+void launch_grad_qkv(const Call<typename Config<T>::Real>& call, cudaStream_t stream);
 template <class T>
-void launch_gate_gradients(const Call<typename Config<T>::Real>& call, cudaStream_t stream);
+void launch_grad_gates(const Call<typename Config<T>::Real>& call, cudaStream_t stream);
 
 // The states of the recurrent formulation at the first token: the initial state, or zero.
 template <class Real>

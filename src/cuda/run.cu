@@ -8,8 +8,8 @@
 #include "core/settings.h"
 #include "cuda/launch.h"
 #include "cuda/slice.h"
-#include "cuda/sm90/stages.h"
-#include "cuda/sm90/tensor_map.h"
+#include "cuda/sm90/common/tensor_map.h"
+#include "cuda/sm90/entry.h"
 #include "tfla/error.h"
 
 namespace tfla::cuda {
@@ -28,7 +28,7 @@ void with_type(const Plan& plan, const Work& work) {
   }
 }
 
-Rows rows(const TensorView& view) {
+Strided strided(const TensorView& view) {
   if (!view.given()) return {};
   const std::int64_t item = item_size(view.dtype);
   const bool wide = reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && view.strides[0] * item % 16 == 0 &&
@@ -36,7 +36,7 @@ Rows rows(const TensorView& view) {
   return {const_cast<void*>(view.data), view.strides[0], view.strides[1], view.strides[2], wide};
 }
 
-StateRows state_rows(const TensorView& view) {
+StridedState strided_state(const TensorView& view) {
   if (!view.given()) return {};
   return {const_cast<void*>(view.data), view.strides[0], view.strides[1], view.strides[2]};
 }
@@ -55,68 +55,71 @@ GateType gate_type(const TensorView& view) {
 template <class T>
 void carve(Arena& arena, Arena& kept, const Plan& plan, Call<typename Config<T>::Real>& call) {
   using Real = typename Config<T>::Real;
-  const std::int64_t vectors = call.all_tokens() * call.heads;
-  const std::int64_t chunks = call.numbers * call.heads;
+  const std::int64_t vectors = call.dims.all_tokens() * call.dims.heads;
+  const std::int64_t chunks = call.dims.chunk_count * call.dims.heads;
   // Needs neither states nor 1 / den, but can keep them.
   const bool fused = plan.hopper && plan.operation == Operation::forward;
   const bool has_rows = !fused || plan.keeps_states;
-  if (has_rows) call.inverse = kept.take<Real>(vectors);
+  if (has_rows) call.gates.inverse = kept.take<Real>(vectors);
   if (plan.formulation == Formulation::recurrent) return;
-  if (has_rows) call.slope = kept.take<Real>(vectors);
-  if (!fused || call.kept_chunk > 0) {
-    const std::int64_t states = fused ? call.kept_numbers() * call.heads : chunks;
+  if (has_rows) call.gates.slope = kept.take<Real>(vectors);
+  if (!fused || call.dims.kept_chunk > 0) {
+    const std::int64_t states = fused ? call.dims.kept_count() * call.dims.heads : chunks;
     Arena& place = plan.keeps_rows ? arena : kept;
-    call.states = place.take<typename Config<T>::Stored>(states * call.dqk * call.padded_dhv());
-    call.n_states = place.take<typename Config<T>::Norm>(states * call.dqk);
+    call.stored.C = place.take<typename Config<T>::Stored>(states * call.dims.dqk * call.dims.padded_dhv());
+    call.stored.n = place.take<typename Config<T>::Norm>(states * call.dims.dqk);
   }
-  if (fused && call.dqk > sm90::kernel_dqk)
-    call.halves = arena.take<float>(call.sequences * call.heads * call.segments * call.chunks_per_segment *
-                                    sm90::half_floats(call.dhv));
-  call.chunks = arena.take<Chunk>(call.numbers);
-  if (plan.hopper) call.parts = arena.take<Part>(1 + call.most_parts());
-  if (!is_16_bit<T>) call.c = arena.take<double>(vectors);
-  call.u = arena.take<typename Call<Real>::Log>(vectors);
-  call.log_c = arena.take<typename Call<Real>::Log>(vectors);
-  for (Real** vector : {&call.qbar, &call.abar}) *vector = arena.take<Real>(vectors);
-  if (is_16_bit<T> && plan.operation == Operation::forward) call.floor = arena.take<Real>(vectors);
-  call.b_last = arena.take<double>(chunks);
-  call.m_start = arena.take<double>(chunks);
-  call.m_end = arena.take<double>(chunks);
-  call.gbar = arena.take<Real>(chunks);
-  call.norm_work = arena.take<double>(call.dqk > 256 ? chunks * call.dqk : 0);
-  if (call.segments > 1) {
+  if (fused && call.dims.dqk > sm90::kernel_dqk)
+    call.stored.dqk_partials =
+        arena.take<float>(call.dims.sequences * call.dims.heads * call.dims.segments * call.dims.chunks_per_segment *
+                          sm90::dqk_partial_floats(call.dims.dhv));
+  call.packing.chunks = arena.take<Chunk>(call.dims.chunk_count);
+  if (plan.hopper) call.packing.segments = arena.take<PackedSegment>(1 + call.dims.most_packed_segments());
+  if (!is_16_bit<T>) call.gates.c = arena.take<double>(vectors);
+  call.gates.u = arena.take<Log<Real>>(vectors);
+  call.gates.log_c = arena.take<Log<Real>>(vectors);
+  for (Real** vector : {&call.gates.qbar, &call.gates.abar}) *vector = arena.take<Real>(vectors);
+  if (is_16_bit<T> && plan.operation == Operation::forward) call.gates.floor = arena.take<Real>(vectors);
+  call.gates.b_last = arena.take<double>(chunks);
+  call.gates.m_start = arena.take<double>(chunks);
+  call.gates.m_end = arena.take<double>(chunks);
+  call.gates.gbar = arena.take<Real>(chunks);
+  call.stored.n_work = arena.take<double>(call.dims.dqk > 256 ? chunks * call.dims.dqk : 0);
+  if (call.dims.segments > 1) {
     // Hopper's kernels keep what lies between segments of packed sequences.
-    const std::int64_t places =
-        plan.hopper && call.chunks_per_row == 0 ? call.boundaries() : call.sequences * call.segments * call.pieces;
-    const std::int64_t rows = places * call.heads * call.dqk;
-    call.segment_states = arena.take<Real>(rows * call.padded_dhv());
-    call.segment_norms = arena.take<typename Config<T>::Norm>(rows);
+    const std::int64_t places = plan.hopper && call.dims.chunks_per_row == 0
+                                    ? call.dims.boundaries()
+                                    : call.dims.sequences * call.dims.segments * call.dims.pieces;
+    const std::int64_t rows = places * call.dims.heads * call.dims.dqk;
+    call.stored.segment_C = arena.take<Real>(rows * call.dims.padded_dhv());
+    call.stored.segment_n = arena.take<typename Config<T>::Norm>(rows);
   }
   if (fused && plan.shape.in_place) {
-    const std::int64_t norms = call.sequences * call.heads * call.dqk;
-    call.own_n0 = arena.take<float>(norms);
-    if (plan.shape.packed && call.segments > 1) call.own_C0 = arena.take<float>(norms * call.dhv);
+    const std::int64_t norms = call.dims.sequences * call.dims.heads * call.dims.dqk;
+    call.stored.own_n0 = arena.take<float>(norms);
+    if (plan.shape.packed && call.dims.segments > 1) call.stored.own_C0 = arena.take<float>(norms * call.dims.dhv);
   }
   if (plan.operation != Operation::backward) return;
-  const std::int64_t dqk_tiles = (call.dqk + Config<T>::width - 1) / Config<T>::width;
-  call.deta = arena.take<Real>(vectors);
-  call.dstates = arena.take<typename Config<T>::Stored>(chunks * call.dqk * call.padded_dhv());
-  call.dn_states = arena.take<Real>(chunks * call.dqk);
-  for (Real** vector : {&call.row_sums, &call.column_sums})
+  const std::int64_t dqk_tiles = (call.dims.dqk + Config<T>::width - 1) / Config<T>::width;
+  call.gates.deta = arena.take<Real>(vectors);
+  call.stored.dC = arena.take<typename Config<T>::Stored>(chunks * call.dims.dqk * call.dims.padded_dhv());
+  call.stored.dn = arena.take<Real>(chunks * call.dims.dqk);
+  for (Real** vector : {&call.sums.rows, &call.sums.columns})
     *vector = arena.take<Real>(Config<T>::sum_terms * dqk_tiles * vectors);
-  call.outflow = arena.take<Real>(dqk_tiles * vectors);
-  call.through_parts = static_cast<int>(plan.hopper ? sm90::state_parts(call.dqk, call.dhv) : through_parts<T>(call));
-  call.through = arena.take<double>(chunks * call.through_parts);
+  call.sums.outflow = arena.take<Real>(dqk_tiles * vectors);
+  call.sums.through_parts =
+      static_cast<int>(plan.hopper ? sm90::state_parts(call.dims.dqk, call.dims.dhv) : through_parts<T>(call));
+  call.sums.through = arena.take<double>(chunks * call.sums.through_parts);
   if (plan.hopper_reverse) {
-    call.block_u = arena.take<typename Call<Real>::Log>(vectors);
-    for (Real** vector : {&call.block_qbar, &call.block_abar}) *vector = arena.take<Real>(vectors);
-    call.block_gbar = arena.take<Real>(call.block_numbers() * call.heads);
+    call.gates.block_u = arena.take<Log<Real>>(vectors);
+    for (Real** vector : {&call.gates.block_qbar, &call.gates.block_abar}) *vector = arena.take<Real>(vectors);
+    call.gates.block_gbar = arena.take<Real>(call.dims.token_block_count() * call.dims.heads);
   }
-  call.trace_parts = plan.hopper_gradients ? sm90::trace_parts(call.dqk) : 0;
-  call.traces = arena.take<double>(chunks * call.trace_parts);
+  call.sums.trace_parts = plan.hopper_gradients ? sm90::trace_parts(call.dims.dqk) : 0;
+  call.sums.traces = arena.take<double>(chunks * call.sums.trace_parts);
   if (!plan.hopper || !std::is_same_v<T, __half>) return;
-  for (float** lowers : {&call.state_lowers, &call.dstate_lowers})
-    *lowers = arena.take<float>(chunks * sm90::state_tiles(call.dqk, call.dhv));
+  for (float** lowers : {&call.stored.inverse_scale_C, &call.stored.inverse_scale_dC})
+    *lowers = arena.take<float>(chunks * sm90::state_tiles(call.dims.dqk, call.dims.dhv));
 }
 
 template <class T>
@@ -126,7 +129,7 @@ StepCall<typename Config<T>::Real> carve_step(Arena& arena, const Plan& plan,
   StepCall<Real> step{};
   step.call = shape;
   carve<T>(arena, arena, plan, step.call);
-  const std::int64_t vectors = shape.all_tokens() * shape.heads;
+  const std::int64_t vectors = shape.dims.all_tokens() * shape.dims.heads;
   step.decay = arena.take<Decay<Real>>(vectors);
   step.weight = arena.take<Real>(vectors);
   return step;
@@ -136,28 +139,29 @@ template <class Real>
 Call<Real> call_of_shape(const Plan& plan) {
   const MlstmShape& shape = plan.shape;
   Call<Real> call{};
-  call.batch = shape.batch;
-  call.tokens = shape.tokens;
-  call.sequences = shape.sequences;
-  call.qk_heads = static_cast<int>(shape.qk_heads);
-  call.heads = static_cast<int>(shape.heads);
-  call.group = static_cast<int>(shape.heads / shape.qk_heads);
-  call.dqk = static_cast<int>(shape.dqk);
-  call.dhv = static_cast<int>(shape.dhv);
+  call.dims.batch = shape.batch;
+  call.dims.tokens = shape.tokens;
+  call.dims.sequences = shape.sequences;
+  call.dims.qk_heads = static_cast<int>(shape.qk_heads);
+  call.dims.heads = static_cast<int>(shape.heads);
+  call.dims.group = static_cast<int>(shape.heads / shape.qk_heads);
+  call.dims.dqk = static_cast<int>(shape.dqk);
+  call.dims.dhv = static_cast<int>(shape.dhv);
   const bool fused = plan.hopper && plan.operation == Operation::forward;  // states on the chip, in chunks of a tile
   const std::int64_t chunk = fused ? plan.tile : plan.hopper ? sm90::stored_chunk : plan.chunk;
-  call.L = static_cast<int>(chunk);
-  call.kept_chunk = fused && plan.keeps_states && !plan.keeps_rows ? sm90::stored_chunk : 0;
+  call.dims.L = static_cast<int>(chunk);
+  call.dims.kept_chunk = fused && plan.keeps_states && !plan.keeps_rows ? sm90::stored_chunk : 0;
   // One sequence per row of the batch: all have the same chunks. Packed ones may each have one that is not full.
-  call.chunks_per_row =
+  call.dims.chunks_per_row =
       shape.packed ? 0 : static_cast<int>(std::max<std::int64_t>((shape.tokens + chunk - 1) / chunk, 1));
-  call.numbers = shape.packed ? shape.tokens / chunk + shape.sequences : shape.batch * call.chunks_per_row;
-  call.segments = static_cast<int>(plan.segments);
+  call.dims.chunk_count =
+      shape.packed ? shape.tokens / chunk + shape.sequences : shape.batch * call.dims.chunks_per_row;
+  call.dims.segments = static_cast<int>(plan.segments);
   const std::int64_t chunks = std::max<std::int64_t>((shape.longest + chunk - 1) / chunk, 1);
-  call.pieces = static_cast<int>(plan.pieces);
+  call.dims.pieces = static_cast<int>(plan.pieces);
   const std::int64_t pieces = plan.segments * plan.pieces;
-  call.chunks_per_piece = static_cast<int>((chunks + pieces - 1) / pieces);
-  call.chunks_per_segment = call.pieces * call.chunks_per_piece;
+  call.dims.chunks_per_piece = static_cast<int>((chunks + pieces - 1) / pieces);
+  call.dims.chunks_per_segment = call.dims.pieces * call.dims.chunks_per_piece;
   return call;
 }
 
@@ -165,57 +169,57 @@ template <class Real, class Args>
 Call<Real> call_of(const Args& args, const Plan& plan) {
   const Settings settings = resolve(args.options, plan.shape.dqk);
   Call<Real> call = call_of_shape<Real>(plan);
-  call.exponential = settings.exponential;
-  call.tensors_16_bit = item_size(plan.shape.dtype) == 2;
-  call.log_space = settings.log_space;
-  call.normalized = settings.normalized;
-  call.exact = settings.exact;
-  call.capped = settings.capped;
-  call.eps = settings.eps;
-  call.scale = settings.scale;
-  call.cap = settings.cap;
-  call.q = rows(args.q);
-  call.k = rows(args.k);
-  call.v = rows(args.v);
-  call.i = rows(args.i);
-  call.f = rows(args.f);
-  call.i_type = gate_type(args.i);
-  call.f_type = gate_type(args.f);
+  call.rules.exponential = settings.exponential;
+  call.rules.tensors_16_bit = item_size(plan.shape.dtype) == 2;
+  call.rules.log_space = settings.log_space;
+  call.rules.normalized = settings.normalized;
+  call.rules.exact = settings.exact;
+  call.rules.capped = settings.capped;
+  call.rules.eps = settings.eps;
+  call.rules.scale = settings.scale;
+  call.rules.cap = settings.cap;
+  call.tensors.q = strided(args.q);
+  call.tensors.k = strided(args.k);
+  call.tensors.v = strided(args.v);
+  call.tensors.i = strided(args.i);
+  call.tensors.f = strided(args.f);
+  call.rules.i_type = gate_type(args.i);
+  call.rules.f_type = gate_type(args.f);
   return call;
 }
 
 template <class Real, class Args>
 void add_sequences(Call<Real>& call, const Args& args) {
-  call.C0 = state_rows(args.initial_state.C);
-  call.n0 = state_rows(args.initial_state.n);
-  call.m0 = state_rows(args.initial_state.m);
-  call.cu_seqlens = args.cu_seqlens.data;
-  call.cu_stride = args.cu_seqlens.strides[0];
-  call.cu_is_64_bit = args.cu_seqlens.dtype == DType::int64;
+  call.carried.C0 = strided_state(args.initial_state.C);
+  call.carried.n0 = strided_state(args.initial_state.n);
+  call.carried.m0 = strided_state(args.initial_state.m);
+  call.packing.cu_seqlens = args.cu_seqlens.data;
+  call.packing.cu_stride = args.cu_seqlens.strides[0];
+  call.packing.cu_is_64_bit = args.cu_seqlens.dtype == DType::int64;
 }
 
 // States of the recurrent formulation that the caller did not ask for lie in scratch.
 template <class Real>
 void carve_recurrent_states(Arena& arena, StepCall<Real>& step) {
   const Call<Real>& call = step.call;
-  const std::int64_t dqk = call.dqk, dhv = call.dhv, heads = call.heads;
-  step.C = {arena.take<Real>(call.sequences * heads * dqk * dhv), heads * dqk * dhv, dqk * dhv, dhv};
-  step.n = {arena.take<Real>(call.sequences * heads * dqk), heads * dqk, dqk, 1};
-  step.m = {arena.take<Real>(call.sequences * heads), heads, 1, 0};
-  step.states = call.sequences;
+  const std::int64_t dqk = call.dims.dqk, dhv = call.dims.dhv, heads = call.dims.heads;
+  step.C = {arena.take<Real>(call.dims.sequences * heads * dqk * dhv), heads * dqk * dhv, dqk * dhv, dhv};
+  step.n = {arena.take<Real>(call.dims.sequences * heads * dqk), heads * dqk, dqk, 1};
+  step.m = {arena.take<Real>(call.dims.sequences * heads), heads, 1, 0};
+  step.states = call.dims.sequences;
 }
 
 // Reads the initial state from a copy of it. In Hopper's forward the blocks of all columns of a head read n and one of
 // them writes it, and the segments of a packed sequence are of different blocks, which read and write C.
 void copy_initial_state(Call<float>& call, cudaStream_t stream) {
-  const std::int64_t dqk = call.dqk, dhv = call.dhv, heads = call.heads;
+  const std::int64_t dqk = call.dims.dqk, dhv = call.dims.dhv, heads = call.dims.heads;
   StepCall<float> copy{call};
-  copy.call.cu_seqlens = nullptr;
-  copy.n = {call.own_n0, heads * dqk, dqk, 1};
-  if (call.own_C0 != nullptr) copy.C = {call.own_C0, heads * dqk * dhv, dqk * dhv, dhv};
+  copy.call.packing.cu_seqlens = nullptr;
+  copy.n = {call.stored.own_n0, heads * dqk, dqk, 1};
+  if (call.stored.own_C0 != nullptr) copy.C = {call.stored.own_C0, heads * dqk * dhv, dqk * dhv, dhv};
   launch_start_states(copy, stream);
-  call.n0 = copy.n;
-  if (call.own_C0 != nullptr) call.C0 = copy.C;
+  call.carried.n0 = copy.n;
+  if (call.stored.own_C0 != nullptr) call.carried.C0 = copy.C;
 }
 
 template <class T>
@@ -224,14 +228,14 @@ void forward_as(const MlstmForward& args, const Plan& plan, std::byte* scratch, 
   Arena arena(scratch);
   Call<Real> call = call_of<Real>(args, plan);
   add_sequences(call, args);
-  call.h = rows(args.h);
+  call.tensors.h = strided(args.h);
   if (plan.formulation == Formulation::recurrent) {
     StepCall<Real> step = carve_step<T>(arena, plan, call);
     carve_recurrent_states(arena, step);
     if (args.last_state.C.given()) {
-      step.C = state_rows(args.last_state.C);
-      step.n = state_rows(args.last_state.n);
-      step.m = state_rows(args.last_state.m);
+      step.C = strided_state(args.last_state.C);
+      step.n = strided_state(args.last_state.n);
+      step.m = strided_state(args.last_state.m);
     }
     launch_start_states(step, stream);
     launch_step<T>(step, stream);
@@ -239,11 +243,11 @@ void forward_as(const MlstmForward& args, const Plan& plan, std::byte* scratch, 
   }
   Arena saved(args.saved.data());
   carve<T>(arena, plan.keeps_states ? saved : arena, plan, call);
-  call.C_last = state_rows(args.last_state.C);
-  call.n_last = state_rows(args.last_state.n);
-  call.m_last = state_rows(args.last_state.m);
+  call.carried.C_last = strided_state(args.last_state.C);
+  call.carried.n_last = strided_state(args.last_state.n);
+  call.carried.m_last = strided_state(args.last_state.m);
   if constexpr (is_16_bit<T>) {
-    if (call.own_n0 != nullptr && call.n0.data != nullptr) copy_initial_state(call, stream);
+    if (call.stored.own_n0 != nullptr && call.carried.n0.data != nullptr) copy_initial_state(call, stream);
   }
   launch_gates(call, stream);
   if constexpr (is_16_bit<T>) {
@@ -273,25 +277,25 @@ void backward_as(const MlstmBackward& args, const Plan& plan, const Call<typenam
   add_sequences(call, args);
   carve<T>(arena, plan.keeps_states ? elsewhere : arena, plan, call);
   if (plan.keeps_states) {
-    call.inverse = kept.inverse + first_head * call.all_tokens();
-    call.slope = kept.slope + first_head * call.all_tokens();
+    call.gates.inverse = kept.gates.inverse + first_head * call.dims.all_tokens();
+    call.gates.slope = kept.gates.slope + first_head * call.dims.all_tokens();
   }
   if (plan.keeps_states && !plan.keeps_rows) {
-    call.states = kept.states;
-    call.n_states = kept.n_states;
+    call.stored.C = kept.stored.C;
+    call.stored.n = kept.stored.n;
   }
-  call.dh = rows(args.dh);
-  call.dq = rows(args.dq);
-  call.dk = rows(args.dk);
-  call.dv = rows(args.dv);
-  call.di = rows(args.di);
-  call.df = rows(args.df);
-  call.dC_last = state_rows(args.dlast_state.C);
-  call.dn_last = state_rows(args.dlast_state.n);
-  call.dC0 = state_rows(args.dinitial_state.C);
-  call.dn0 = state_rows(args.dinitial_state.n);
+  call.tensors.dh = strided(args.dh);
+  call.tensors.dq = strided(args.dq);
+  call.tensors.dk = strided(args.dk);
+  call.tensors.dv = strided(args.dv);
+  call.tensors.di = strided(args.di);
+  call.tensors.df = strided(args.df);
+  call.carried.dC_last = strided_state(args.dlast_state.C);
+  call.carried.dn_last = strided_state(args.dlast_state.n);
+  call.carried.dC0 = strided_state(args.dinitial_state.C);
+  call.carried.dn0 = strided_state(args.dinitial_state.n);
   Call<Real> chunks = call;  // without kept denominators there are no vectors of blocks yet
-  if (!plan.keeps_states) chunks.block_u = nullptr;
+  if (!plan.keeps_states) chunks.gates.block_u = nullptr;
   launch_gates(chunks, stream);
   const bool hopper = plan.hopper && is_16_bit<T>;
   if (!plan.keeps_states || plan.keeps_rows) {
@@ -302,31 +306,31 @@ void backward_as(const MlstmBackward& args, const Plan& plan, const Call<typenam
   }
   if (!plan.keeps_states) launch_denominators<T>(call, stream);
   if (!plan.keeps_states && plan.hopper_reverse) launch_gates(call, stream);
-  if (!plan.hopper_gradients) launch_rows<T>(call, stream);
+  if (!plan.hopper_gradients) launch_grad_denominators<T>(call, stream);
   if constexpr (is_16_bit<T>) {
     if (plan.hopper_reverse)
-      sm90::launch_reverse(call, stream);
+      sm90::launch_grad_states_v(call, stream);
     else if (hopper)
-      sm90::launch_dstates<T>(call, stream);
+      sm90::launch_grad_states<T>(call, stream);
   }
-  if (!hopper) launch_dstates<T>(call, stream);
+  if (!hopper) launch_grad_states<T>(call, stream);
   if constexpr (is_16_bit<T>) {
     if (plan.hopper_gradients) {
       const bool norms = plan.norm_gradients;
-      if (norms) sm90::launch_norm_gradients<T>(call, stream);
+      if (norms) sm90::launch_grad_n<T>(call, stream);
       if (norms || plan.hopper_reverse) {
-        if (!plan.hopper_reverse) sm90::launch_values<T>(call, stream);
-        norms ? sm90::launch_keys_with_norms<T>(call, stream) : sm90::launch_keys<T>(call, stream);
-        call.through = call.traces;
-        call.through_parts = call.trace_parts;
+        if (!plan.hopper_reverse) sm90::launch_grad_v<T>(call, stream);
+        norms ? sm90::launch_grad_qk_norm<T>(call, stream) : sm90::launch_grad_qk<T>(call, stream);
+        call.sums.through = call.sums.traces;
+        call.sums.through_parts = call.sums.trace_parts;
       } else {
-        call.traces = nullptr;  // nobody asks for them
-        sm90::launch_gradients<T>(call, stream);
+        call.sums.traces = nullptr;  // nobody asks for them
+        sm90::launch_grad_qkv<T>(call, stream);
       }
     }
   }
-  if (!plan.hopper_gradients) launch_gradients<T>(call, stream);
-  launch_gate_gradients<T>(call, stream);
+  if (!plan.hopper_gradients) launch_grad_qkv<T>(call, stream);
+  launch_grad_gates<T>(call, stream);
 }
 
 }  // namespace
@@ -388,7 +392,7 @@ namespace {
 template <class Args, class... Views>
 bool all_mapped(const Args& args, const Views&... views) {
   const std::int64_t packed_tokens = args.cu_seqlens.given() ? args.q.shape[1] : 0;
-  return (sm90::has_map(rows(views), packed_tokens) && ...);
+  return (sm90::has_map(strided(views), packed_tokens) && ...);
 }
 
 // What a call takes of its scratch and of what is saved.
@@ -438,8 +442,8 @@ bool hopper_takes(const MlstmShape& shape, const MlstmOptions& options) {
 bool hopper_takes_gradients(const Plan& plan, const MlstmOptions& options) {
   if (plan.operation != Operation::backward) return false;
   Call<float> call = call_of_shape<float>(plan);
-  call.scale = resolve(options, plan.shape.dqk).scale;
-  return sm90::takes_gradients(call);
+  call.rules.scale = resolve(options, plan.shape.dqk).scale;
+  return sm90::takes_grad_qkv(call);
 }
 
 std::int64_t hopper_tiles(const Plan& plan) {
@@ -451,10 +455,10 @@ std::int64_t hopper_tiles(const Plan& plan) {
 std::int64_t hopper_forward_tiles(const MlstmShape& shape) { return sm90::forward_tiles(static_cast<int>(shape.dhv)); }
 
 bool hopper_takes_reverse(const MlstmShape& shape) {
-  return shape.dtype == DType::bfloat16 && sm90::has_reverse(shape.dqk, shape.dhv);
+  return shape.dtype == DType::bfloat16 && sm90::takes_grad_states_v(shape.dqk, shape.dhv);
 }
 
-bool hopper_splits_gradients(const MlstmShape& shape) { return sm90::wide_gradients(shape.dqk, shape.dhv); }
+bool hopper_splits_gradients(const MlstmShape& shape) { return sm90::splits_grad_qkv(shape.dqk, shape.dhv); }
 
 bool hopper_fits(const MlstmForward& args) { return all_mapped(args, args.q, args.k, args.v, args.h); }
 
@@ -462,7 +466,7 @@ bool hopper_fits(const MlstmBackward& args) {
   return all_mapped(args, args.q, args.k, args.v, args.dh, args.dq, args.dk, args.dv);
 }
 
-bool one_launch_fits(const MlstmStep& args) { return rows(args.state.C).wide; }
+bool one_launch_fits(const MlstmStep& args) { return strided(args.state.C).wide; }
 
 std::size_t scratch_bytes(const Plan& plan) {
   if (plan.one_launch) return 0;
@@ -499,11 +503,11 @@ void step(const MlstmStep& args, const Plan& plan, std::byte* scratch, void* str
     using Real = typename Config<T>::Real;
     Arena arena(scratch);
     Call<Real> call = call_of<Real>(args, plan);
-    call.h = rows(args.h);
+    call.tensors.h = strided(args.h);
     StepCall<Real> step = plan.one_launch ? StepCall<Real>{call} : carve_step<T>(arena, plan, call);
-    step.C = state_rows(args.state.C);
-    step.n = state_rows(args.state.n);
-    step.m = state_rows(args.state.m);
+    step.C = strided_state(args.state.C);
+    step.n = strided_state(args.state.n);
+    step.m = strided_state(args.state.m);
     step.states = args.state.C.shape[0];
     step.slots = args.slots.data;
     step.slot_stride = args.slots.strides[0];

@@ -1,8 +1,8 @@
 // den = max(|q.n|, exp(-m)) + eps of every token, before any matrix product reads it. n is carried token by token in
 // double, one warp per chunk and head, from its value at the chunk's start: q.n often cancels to a small part of its
 // terms, and h is divided by it.
+#include "cuda/common/device.cuh"
 #include "cuda/launch.h"
-#include "cuda/portable/device.cuh"
 
 namespace tfla::cuda {
 
@@ -24,22 +24,23 @@ __global__ void __launch_bounds__(block_threads) denominators_kernel(Call<typena
   using Real = typename Config<T>::Real;
   using Norm = typename Config<T>::Norm;
   const std::int64_t unit = (blockIdx.x * static_cast<std::int64_t>(block_threads) + threadIdx.x) / warp_size;
-  if (unit >= call.numbers * call.heads) return;
-  const Chunk chunk = call.chunks[unit / call.heads];
-  const int head = static_cast<int>(unit % call.heads);
+  if (unit >= call.dims.chunk_count * call.dims.heads) return;
+  const Chunk chunk = call.packing.chunks[unit / call.dims.heads];
+  const int head = static_cast<int>(unit % call.dims.heads);
   const int lane = threadIdx.x % warp_size;
-  const std::int64_t at = call.vector(chunk, head);
-  const int elements = InRegisters ? most_in_registers : (call.dqk + warp_size - 1) / warp_size;
+  const std::int64_t at = call.dims.vector(chunk, head);
+  const int elements = InRegisters ? most_in_registers : (call.dims.dqk + warp_size - 1) / warp_size;
 
   NormState<InRegisters> n;
-  n.memory = call.norm_work + unit * call.dqk + lane;
+  n.memory = call.stored.n_work + unit * call.dims.dqk + lane;
 #pragma unroll
   for (int e = 0; e < elements; ++e) {
     const int r = lane + warp_size * e;
-    if (r < call.dqk) n.at(e) = static_cast<double>(static_cast<const Norm*>(call.n_states)[unit * call.dqk + r]);
+    if (r < call.dims.dqk)
+      n.at(e) = static_cast<double>(static_cast<const Norm*>(call.stored.n)[unit * call.dims.dqk + r]);
   }
 
-  double m_above = call.m_start[unit];
+  double m_above = call.gates.m_start[unit];
   for (int base = 0; base < chunk.length; base += warp_size) {
     // The scalars of 32 tokens at once, one per lane, from the gates themselves: m and log f are small numbers, whereas
     // their sums over a long chunk are not, and the rounding of those would show in q.n.
@@ -49,7 +50,7 @@ __global__ void __launch_bounds__(block_threads) denominators_kernel(Call<typena
     if (valid) log_gates<GateWork<T>>(call, chunk.batch, chunk.token + t, head, log_f, log_i);
     const double b = warp_scan(log_f, [](double x, double y) { return x + y; });
     const double top = warp_scan(log_i - b, [](double x, double y) { return fmax(x, y); });
-    const double m = call.exponential ? b + fmax(m_above, top) : 0.0;
+    const double m = call.rules.exponential ? b + fmax(m_above, top) : 0.0;
     const double m_before = __shfl_up_sync(0xFFFFFFFFU, m, 1);
     const double decay = exp(log_f + (lane == 0 ? m_above : m_before) - m);
     const double weight = exp(log_i - m);
@@ -57,24 +58,24 @@ __global__ void __launch_bounds__(block_threads) denominators_kernel(Call<typena
     double qn = 0;
     for (int s = 0; s < min(warp_size, chunk.length - base); ++s) {
       const double keep = __shfl_sync(0xFFFFFFFFU, decay, s), add = __shfl_sync(0xFFFFFFFFU, weight, s);
-      const T* q = row_of<T>(call.q, chunk.batch, chunk.token + base + s, head / call.group);
-      const T* k = row_of<T>(call.k, chunk.batch, chunk.token + base + s, head / call.group);
+      const T* q = row_of<T>(call.tensors.q, chunk.batch, chunk.token + base + s, head / call.dims.group);
+      const T* k = row_of<T>(call.tensors.k, chunk.batch, chunk.token + base + s, head / call.dims.group);
       double sum = 0;
 #pragma unroll
       for (int e = 0; e < elements; ++e) {
         const int r = lane + warp_size * e;
-        if (r >= call.dqk) continue;
+        if (r >= call.dims.dqk) continue;
         n.at(e) = keep * n.at(e) + add * static_cast<double>(widen<Real>(k[r]));
         sum += static_cast<double>(widen<Real>(q[r])) * n.at(e);
       }
 #pragma unroll
       for (int offset = warp_size / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xFFFFFFFFU, sum, offset);
-      if (lane == s) qn = call.scale * sum;
+      if (lane == s) qn = call.rules.scale * sum;
     }
     if (!valid) continue;
-    const Denominator<double> den(qn, exp(-m), call.eps);
-    call.inverse[at + t] = static_cast<Real>(den.inverse);
-    call.slope[at + t] = static_cast<Real>(den.slope);
+    const Denominator<double> den(qn, exp(-m), call.rules.eps);
+    call.gates.inverse[at + t] = static_cast<Real>(den.inverse);
+    call.gates.slope[at + t] = static_cast<Real>(den.slope);
   }
 }
 
@@ -89,16 +90,16 @@ __global__ void __launch_bounds__(block_threads) ones_kernel(Real* vector, std::
 template <class T>
 void launch_denominators(const Call<typename Config<T>::Real>& call, cudaStream_t stream) {
   const auto blocks = [](std::int64_t threads) { return (threads + block_threads - 1) / block_threads; };
-  if (!call.normalized) {
-    const std::int64_t count = call.all_tokens() * call.heads;
+  if (!call.rules.normalized) {
+    const std::int64_t count = call.dims.all_tokens() * call.dims.heads;
     if (count > 0)
       launch_blocks("ones", ones_kernel<typename Config<T>::Real>, blocks(count), block_threads, 0, stream,
-                    call.inverse, count);
+                    call.gates.inverse, count);
     return;
   }
-  const std::int64_t warps = call.numbers * call.heads;
+  const std::int64_t warps = call.dims.chunk_count * call.dims.heads;
   if (warps == 0) return;
-  const bool in_registers = call.dqk <= warp_size * most_in_registers;
+  const bool in_registers = call.dims.dqk <= warp_size * most_in_registers;
   launch_blocks("denominators", in_registers ? denominators_kernel<T, true> : denominators_kernel<T, false>,
                 blocks(warps * warp_size), block_threads, 0, stream, call);
 }

@@ -1,7 +1,7 @@
 // Blocks of the kernels that work on gates: a warp per head, a few neighbouring tokens to a lane.
 #pragma once
 
-#include "cuda/portable/device.cuh"
+#include "cuda/common/device.cuh"
 
 namespace tfla::cuda::gate_block {
 
@@ -11,7 +11,7 @@ inline constexpr int lane_tokens = 4, slab_tokens = lane_tokens * warp_size;
 
 template <class Real>
 __host__ __device__ unsigned head_groups(const Call<Real>& call) {
-  return (static_cast<unsigned>(call.heads) + heads - 1) / heads;
+  return (static_cast<unsigned>(call.dims.heads) + heads - 1) / heads;
 }
 
 // Numbers of a slab of tokens in shared memory, between the two orders they are worked on in: by heads, as vectors lie

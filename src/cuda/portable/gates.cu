@@ -13,7 +13,7 @@ namespace {
 template <class Real>
 __device__ void list_parts(const Call<Real>& call, int sequence) {
   const int lane = static_cast<int>(threadIdx.x) % warp_size;
-  const auto size = static_cast<unsigned>(call.segment_tokens());
+  const auto size = static_cast<unsigned>(call.dims.segment_tokens());
   const auto followed = [&](unsigned length) { return length > 0 ? (length - 1) / size : 0; };
   const auto length_of = [&](int s) {
     return static_cast<unsigned>(max(sequence_start(call, s + 1) - sequence_start(call, s), std::int64_t{0}));
@@ -21,7 +21,7 @@ __device__ void list_parts(const Call<Real>& call, int sequence) {
   const unsigned own = length_of(sequence);
   const unsigned own_followed = followed(own), own_rest = own - own_followed * size;
   unsigned before = 0, all = 0, rank = 0;
-  for (int s = lane; s < call.sequences; s += warp_size) {
+  for (int s = lane; s < call.dims.sequences; s += warp_size) {
     const unsigned length = length_of(s), count = followed(length), rest = length - count * size;
     all += count;
     if (s < sequence) before += count;
@@ -34,23 +34,25 @@ __device__ void list_parts(const Call<Real>& call, int sequence) {
     rank += __shfl_xor_sync(0xFFFFFFFFU, rank, offset);
   }
   const auto start = static_cast<int>(sequence_start(call, sequence));
-  const auto most = static_cast<unsigned>(call.most_parts());
+  const auto most = static_cast<unsigned>(call.dims.most_packed_segments());
   const auto list = [&](unsigned place, unsigned segment) {
-    if (place < most) call.parts[1 + place] = {sequence, static_cast<int>(segment), start, static_cast<int>(own)};
+    if (place < most)
+      call.packing.segments[1 + place] = {sequence, static_cast<int>(segment), start, static_cast<int>(own)};
   };
   for (unsigned segment = lane; segment < own_followed; segment += warp_size) list(before + segment, segment);
   if (lane != 0) return;
   list(all + rank, own_followed);
   if (sequence != 0) return;
-  const auto parts = static_cast<unsigned>(call.sequences) + all;
-  call.parts[0] = {static_cast<int>(min(parts, most)), static_cast<int>(min(all, most)), 0, 0};
+  const auto parts = static_cast<unsigned>(call.dims.sequences) + all;
+  call.packing.segments[0] = {static_cast<int>(min(parts, most)), static_cast<int>(min(all, most)), 0, 0};
 }
 
 template <class Real>
 __device__ Chunk chunk_at(const Call<Real>& call, std::int64_t number) {
-  std::int64_t low = 0, high = call.sequences;  // the owner is in [low, high)
-  if (call.chunks_per_row > 0) {
-    low = static_cast<unsigned>(number) / static_cast<unsigned>(call.chunks_per_row);  // 64 bits take long to divide
+  std::int64_t low = 0, high = call.dims.sequences;  // the owner is in [low, high)
+  if (call.dims.chunks_per_row > 0) {
+    low =
+        static_cast<unsigned>(number) / static_cast<unsigned>(call.dims.chunks_per_row);  // 64 bits take long to divide
     high = low + 1;
   }
   while (high - low > 1) {
@@ -60,14 +62,14 @@ __device__ Chunk chunk_at(const Call<Real>& call, std::int64_t number) {
   const std::int64_t start = sequence_start(call, low);
   const std::int64_t length = max(sequence_start(call, low + 1) - start, static_cast<std::int64_t>(0));
   const std::int64_t first = first_chunk(call, low);
-  const std::int64_t begin = (number - first) * call.L;
-  const bool dense = call.cu_seqlens == nullptr;
+  const std::int64_t begin = (number - first) * call.dims.L;
+  const bool dense = call.packing.cu_seqlens == nullptr;
   return {.token = dense ? begin : start + begin,
           .packed = start + begin,
           .batch = dense ? static_cast<int>(low) : 0,
           .sequence = static_cast<int>(low),
           .length = static_cast<int>(
-              max(static_cast<std::int64_t>(0), min(static_cast<std::int64_t>(call.L), length - begin))),
+              max(static_cast<std::int64_t>(0), min(static_cast<std::int64_t>(call.dims.L), length - begin))),
           .first = static_cast<int>(first)};
 }
 
@@ -88,7 +90,7 @@ struct MaxMap {
 // it was scaled by.
 template <class Real>
 __device__ double max_state(const Call<Real>& call, double m, const MaxMap& map) {
-  return call.exponential ? static_cast<double>(static_cast<Real>(map.b + fmax(m, map.top))) : 0.0;
+  return call.rules.exponential ? static_cast<double>(static_cast<Real>(map.b + fmax(m, map.top))) : 0.0;
 }
 
 using namespace gate_block;
@@ -129,15 +131,15 @@ struct ChunkScan {
     lane = static_cast<int>(threadIdx.x) % warp_size;
     head = first_head + warp;
     number = first + lane / lanes;
-    unit = number * call.heads + head;
-    inside = number < end && head < call.heads;
+    unit = number * call.dims.heads + head;
+    inside = number < end && head < call.dims.heads;
     if (threadIdx.x < Chunks)
       shared.chunks[threadIdx.x] = first + threadIdx.x < end ? chunk_of(first + threadIdx.x) : Chunk{};
     __syncthreads();
   }
   template <class ChunkOf>
   __device__ ChunkScan(const Call<Real>& of, Shared& memory, const ChunkOf& chunk_of)
-      : ChunkScan(of, memory, static_cast<std::int64_t>(blockIdx.x / head_groups(of)) * Chunks, of.numbers,
+      : ChunkScan(of, memory, static_cast<std::int64_t>(blockIdx.x / head_groups(of)) * Chunks, of.dims.chunk_count,
                   blockIdx.x % head_groups(of), chunk_of) {}
 
   [[nodiscard]] __device__ const Chunk& chunk() const { return shared.chunks[lane / lanes]; }
@@ -170,19 +172,19 @@ struct ChunkScan {
     const auto chunk_of = [&](int x) -> const Chunk& { return shared.chunks[x * step / length]; };
     const auto token = [&](int x) { return start + mine.place + x * step % length; };
     Work f[rounds], i[rounds];
-    const auto load = [&](const Rows& gate, GateType type, Work beyond, Work(&to)[rounds]) {
+    const auto load = [&](const Strided& gate, GateType type, Work beyond, Work(&to)[rounds]) {
       with_gate(gate, type, [&](const auto* data) {
 #pragma unroll
         for (int x = 0; x < rounds; ++x) {
           const Chunk& chunk = chunk_of(x);
           to[x] = beyond;
-          if (token(x) < chunk.length && own_head < call.heads)
+          if (token(x) < chunk.length && own_head < call.dims.heads)
             to[x] = gate_as<Work>(data[gate_at(gate, chunk.batch, chunk.token + token(x), own_head)]);
         }
       });
     };
-    load(call.f, call.f_type, Work{0}, f);
-    load(call.i, call.i_type, -INFINITY, i);
+    load(call.tensors.f, call.rules.f_type, Work{0}, f);
+    load(call.tensors.i, call.rules.i_type, -INFINITY, i);
 #pragma unroll
     for (int x = 0; x < rounds; ++x) {
       if (token(x) < chunk_of(x).length) take_logs(call, f[x], i[x]);
@@ -251,7 +253,7 @@ __device__ __forceinline__ void write_tokens(V* to, int tokens, bool whole, cons
 template <class Real>
 __device__ __forceinline__ void write_vectors(const Call<Real>& call, std::int64_t at, int tokens,
                                               const ChunkEnds& ends, const LaneScan& scan) {
-  using Log = typename Call<Real>::Log;
+  using Log = Log<Real>;
   if (tokens <= 0) return;
   const bool whole = tokens >= lane_tokens && at % lane_tokens == 0;
   const auto write = [&](auto* to, const auto& value_of) { write_tokens(to + at, tokens, whole, value_of); };
@@ -262,22 +264,22 @@ __device__ __forceinline__ void write_vectors(const Call<Real>& call, std::int64
   };
   double u[lane_tokens];  // b - m, but not as that difference: it rounds
 #pragma unroll
-  for (int t = 0; t < lane_tokens; ++t) u[t] = call.exponential ? -fmax(ends.m_start, scan.top[t]) : scan.b[t];
-  write(call.u, [&](int t) { return exponent(u[t]); });
-  write(call.log_c, [&](int t) { return exponent(scan.c[t]); });
-  write(call.qbar, [&](int t) { return exponential(u[t] + ends.m_start, Real{}); });
-  write(call.abar, [&](int t) { return exponential(ends.b_last + scan.c[t] - ends.m_end, Real{}); });
+  for (int t = 0; t < lane_tokens; ++t) u[t] = call.rules.exponential ? -fmax(ends.m_start, scan.top[t]) : scan.b[t];
+  write(call.gates.u, [&](int t) { return exponent(u[t]); });
+  write(call.gates.log_c, [&](int t) { return exponent(scan.c[t]); });
+  write(call.gates.qbar, [&](int t) { return exponential(u[t] + ends.m_start, Real{}); });
+  write(call.gates.abar, [&](int t) { return exponential(ends.b_last + scan.c[t] - ends.m_end, Real{}); });
   // Backward has them from forward, or makes them. Forward may have nobody to keep them for.
-  if (!call.normalized && call.h.data != nullptr && call.inverse != nullptr) {
-    write(call.inverse, [](int) { return Real{1}; });
-    write(call.slope, [](int) { return Real{0}; });
+  if (!call.rules.normalized && call.tensors.h.data != nullptr && call.gates.inverse != nullptr) {
+    write(call.gates.inverse, [](int) { return Real{1}; });
+    write(call.gates.slope, [](int) { return Real{0}; });
   }
-  if (call.normalized && call.floor != nullptr)
-    write(call.floor, [&](int t) { return exponential(u[t] - scan.b[t], Real{}); });
-  if (call.c != nullptr) write(call.c, [&](int t) { return scan.c[t]; });
+  if (call.rules.normalized && call.gates.floor != nullptr)
+    write(call.gates.floor, [&](int t) { return exponential(u[t] - scan.b[t], Real{}); });
+  if (call.gates.c != nullptr) write(call.gates.c, [&](int t) { return scan.c[t]; });
 }
 
-static_assert(slab_tokens == 2 * reverse_block, "the blocks of a chunk are in one slab");
+static_assert(slab_tokens == 2 * token_block, "the blocks of a chunk are in one slab");
 
 // Where the two blocks of a chunk meet: the sum of log f up to there, and the max state, in whose scale nothing is
 // stored. Of a short chunk its end. By all lanes of a warp.
@@ -287,20 +289,20 @@ struct Middle {
 template <class Real>
 __device__ __forceinline__ Middle middle_of(const Call<Real>& call, int length, const ChunkEnds& ends,
                                             const LaneScan& scan) {
-  constexpr int last_lane = reverse_block / lane_tokens - 1;  // of the first block
+  constexpr int last_lane = token_block / lane_tokens - 1;  // of the first block
   const double b = __shfl_sync(0xFFFFFFFFU, scan.b[lane_tokens - 1], last_lane);
   const double top = __shfl_sync(0xFFFFFFFFU, scan.top[lane_tokens - 1], last_lane);
-  if (length <= reverse_block) return {ends.b_last, ends.m_end};
-  return {b, call.exponential ? b + fmax(ends.m_start, top) : 0.0};
+  if (length <= token_block) return {ends.b_last, ends.m_end};
+  return {b, call.rules.exponential ? b + fmax(ends.m_start, top) : 0.0};
 }
 
 // Of the first of a chunk's two blocks, counted as chunks of their size would be.
 template <class Real>
 __device__ std::int64_t block_number(const Call<Real>& call, const Chunk& chunk, std::int64_t number) {
   const std::int64_t before = number - chunk.first;  // chunks of the sequence
-  const std::int64_t first = call.cu_seqlens == nullptr
-                                 ? chunk.sequence * ((call.tokens + reverse_block - 1) / reverse_block)
-                                 : (chunk.packed - before * call.L) / reverse_block + chunk.sequence;
+  const std::int64_t first = call.packing.cu_seqlens == nullptr
+                                 ? chunk.sequence * ((call.dims.tokens + token_block - 1) / token_block)
+                                 : (chunk.packed - before * call.dims.L) / token_block + chunk.sequence;
   return first + 2 * before;
 }
 
@@ -313,16 +315,16 @@ __device__ __forceinline__ void write_block_vectors(const Scan& scan, const Chun
   const Middle middle = middle_of(call, chunk.length, ends, own);
   const int tokens = chunk.length - t;
   if (tokens <= 0) return;
-  const bool whole = tokens >= lane_tokens && at % lane_tokens == 0, later = t >= reverse_block;
+  const bool whole = tokens >= lane_tokens && at % lane_tokens == 0, later = t >= token_block;
   const auto write = [&](auto* to, const auto& value_of) { write_tokens(to + at, tokens, whole, value_of); };
   double u[lane_tokens];
   float row[lane_tokens];  // scale / den
 #pragma unroll
   for (int x = 0; x < lane_tokens; ++x) {
-    u[x] = call.exponential ? -fmax(ends.m_start, own.top[x]) : own.b[x];
-    row[x] = static_cast<float>(call.scale) * call.inverse[at + min(x, tokens - 1)];
+    u[x] = call.rules.exponential ? -fmax(ends.m_start, own.top[x]) : own.b[x];
+    row[x] = static_cast<float>(call.rules.scale) * call.gates.inverse[at + min(x, tokens - 1)];
   }
-  write(call.block_u, [&](int x) {
+  write(call.gates.block_u, [&](int x) {
     float2 exponent;
     as_exponent(u[x], exponent);
     exponent.y += log2f(row[x]);
@@ -331,11 +333,11 @@ __device__ __forceinline__ void write_block_vectors(const Scan& scan, const Chun
   // From the start of the token's block, and to its end.
   const double from = later ? middle.m - middle.b : ends.m_start;
   const double to = later ? ends.b_last - ends.m_end : middle.b - middle.m;
-  write(call.block_qbar, [&](int x) { return row[x] * exponential(u[x] + from, 0.0F); });
-  write(call.block_abar, [&](int x) { return exponential(own.c[x] + to, 0.0F); });
-  if (t % reverse_block > 0) return;
+  write(call.gates.block_qbar, [&](int x) { return row[x] * exponential(u[x] + from, 0.0F); });
+  write(call.gates.block_abar, [&](int x) { return exponential(own.c[x] + to, 0.0F); });
+  if (t % token_block > 0) return;
   const std::int64_t block = block_number(call, chunk, scan.number) + (later ? 1 : 0);
-  call.block_gbar[block * call.heads + scan.head] = exponential(from + to, 0.0F);
+  call.gates.block_gbar[block * call.dims.heads + scan.head] = exponential(from + to, 0.0F);
 }
 
 // The chunk table, b and top of every chunk and head, the list of segments of packed sequences, and zeros where there
@@ -350,13 +352,13 @@ __global__ void __launch_bounds__(threads, chunk_blocks<Work, Long>) chunk_total
   const MaxMap total = scan.template run<Long>([](int, const LaneScan&) {});
   if (scan.first_head == 0 && scan.warp < Chunks) {
     const std::int64_t number = scan.first_number + scan.warp;
-    if (scan.lane == 0 && number < call.numbers) call.chunks[number] = shared.chunks[scan.warp];
-    if (Lists && number < call.sequences) list_parts(call, static_cast<int>(number));
+    if (scan.lane == 0 && number < call.dims.chunk_count) call.packing.chunks[number] = shared.chunks[scan.warp];
+    if (Lists && number < call.dims.sequences) list_parts(call, static_cast<int>(number));
   }
-  if (call.cu_seqlens != nullptr) clear_padding(call, blockIdx.x, gridDim.x);
+  if (call.packing.cu_seqlens != nullptr) clear_padding(call, blockIdx.x, gridDim.x);
   if (!scan.leads() || !scan.inside) return;
-  call.b_last[scan.unit] = total.b;
-  call.m_end[scan.unit] = total.top;  // until sequence_scan puts m there
+  call.gates.b_last[scan.unit] = total.b;
+  call.gates.m_end[scan.unit] = total.top;  // until sequence_scan puts m there
 }
 
 constexpr int scan_threads = 512;
@@ -368,22 +370,22 @@ __global__ void __launch_bounds__(scan_threads) sequence_scan_kernel(Call<Real> 
   __shared__ double ends[scan_threads];
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
-  const std::int64_t sequence = blockIdx.x / call.heads;
-  const int head = static_cast<int>(blockIdx.x % call.heads);
+  const std::int64_t sequence = blockIdx.x / call.dims.heads;
+  const int head = static_cast<int>(blockIdx.x % call.dims.heads);
   const int thread = static_cast<int>(threadIdx.x), warp = thread / warp_size;
   const std::int64_t start = sequence_start(call, sequence);
   const int count = chunks_of(call, max(sequence_start(call, sequence + 1) - start, static_cast<std::int64_t>(0)));
   const std::int64_t first = first_chunk(call, sequence);
   double m = 0;
-  if (call.m0.data != nullptr) {
-    const std::int64_t at = sequence * call.m0.sequence + head * call.m0.head;
-    m = finite_max_state(static_cast<const Real*>(call.m0.data)[at]);
+  if (call.carried.m0.data != nullptr) {
+    const std::int64_t at = sequence * call.carried.m0.sequence + head * call.carried.m0.head;
+    m = finite_max_state(static_cast<const Real*>(call.carried.m0.data)[at]);
   }
   for (int base = 0; base < count; base += scan_threads) {
     const int x = base + thread;
-    const std::int64_t unit = (first + x) * call.heads + head;
+    const std::int64_t unit = (first + x) * call.dims.heads + head;
     MaxMap own, map;
-    if (x < count) map = own = {call.b_last[unit], call.m_end[unit]};
+    if (x < count) map = own = {call.gates.b_last[unit], call.gates.m_end[unit]};
 #pragma unroll
     for (int offset = 1; offset < warp_size; offset *= 2) {
       const MaxMap before = map.lane_before(offset);
@@ -397,16 +399,16 @@ __global__ void __launch_bounds__(scan_threads) sequence_scan_kernel(Call<Real> 
     __syncthreads();
     if (x < count) {
       const double begin = thread == 0 ? m : ends[thread - 1];
-      call.m_start[unit] = begin;
-      call.m_end[unit] = end;
-      call.gbar[unit] = static_cast<Real>(exp(own.b + begin - end));
+      call.gates.m_start[unit] = begin;
+      call.gates.m_end[unit] = end;
+      call.gates.gbar[unit] = static_cast<Real>(exp(own.b + begin - end));
     }
     m = ends[min(scan_threads, count - base) - 1];
     __syncthreads();  // before the next round writes there
   }
-  if (thread == 0 && call.m_last.data != nullptr) {
-    const std::int64_t at = sequence * call.m_last.sequence + head * call.m_last.head;
-    static_cast<Real*>(call.m_last.data)[at] = static_cast<Real>(m);
+  if (thread == 0 && call.carried.m_last.data != nullptr) {
+    const std::int64_t at = sequence * call.carried.m_last.sequence + head * call.carried.m_last.head;
+    static_cast<Real*>(call.carried.m_last.data)[at] = static_cast<Real>(m);
   }
 }
 
@@ -418,10 +420,10 @@ __global__ void __launch_bounds__(threads, chunk_blocks<Work, Long, Blocks>) gat
   __shared__ typename Scan::Shared shared;
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
-  Scan scan(call, shared, [&](std::int64_t number) { return call.chunks[number]; });
+  Scan scan(call, shared, [&](std::int64_t number) { return call.packing.chunks[number]; });
   ChunkEnds ends{};
-  if (scan.inside) ends = {call.m_start[scan.unit], call.m_end[scan.unit], call.b_last[scan.unit]};
-  const std::int64_t at = call.vector(scan.chunk(), scan.head);
+  if (scan.inside) ends = {call.gates.m_start[scan.unit], call.gates.m_end[scan.unit], call.gates.b_last[scan.unit]};
+  const std::int64_t at = call.dims.vector(scan.chunk(), scan.head);
   const int tokens = scan.inside ? scan.chunk().length : 0;
   scan.template run<Long>([&](int t, const LaneScan& own) {
     write_vectors(call, at + t, tokens - t, ends, own);
@@ -446,17 +448,17 @@ __global__ void __launch_bounds__(threads, chunk_blocks<Work, false, Blocks>)
   arch::let_next_kernel_start();
   const unsigned cluster = blockIdx.x / blocks, groups = head_groups(call);
   const int first = static_cast<int>(blockIdx.x % blocks) * Chunks;  // chunk in its row
-  const std::int64_t row = static_cast<std::int64_t>(cluster / groups) * call.chunks_per_row;
-  Scan scan(call, shared, row + first, row + call.chunks_per_row, cluster % groups,
+  const std::int64_t row = static_cast<std::int64_t>(cluster / groups) * call.dims.chunks_per_row;
+  Scan scan(call, shared, row + first, row + call.dims.chunks_per_row, cluster % groups,
             [&](std::int64_t number) { return chunk_at(call, number); });
-  if (threadIdx.x < Chunks && scan.first_head == 0 && first + static_cast<int>(threadIdx.x) < call.chunks_per_row)
-    call.chunks[scan.first_number + threadIdx.x] = shared.chunks[threadIdx.x];
+  if (threadIdx.x < Chunks && scan.first_head == 0 && first + static_cast<int>(threadIdx.x) < call.dims.chunks_per_row)
+    call.packing.chunks[scan.first_number + threadIdx.x] = shared.chunks[threadIdx.x];
   // The last max state may lie where the initial one does: all blocks of the cluster have read that when they arrive,
   // and it is written behind their wait.
   Real m0 = 0;
-  if (scan.inside && call.m0.data != nullptr)
-    m0 = finite_max_state(
-        static_cast<const Real*>(call.m0.data)[scan.chunk().sequence * call.m0.sequence + scan.head * call.m0.head]);
+  if (scan.inside && call.carried.m0.data != nullptr)
+    m0 = finite_max_state(static_cast<const Real*>(
+        call.carried.m0.data)[scan.chunk().sequence * call.carried.m0.sequence + scan.head * call.carried.m0.head]);
   LaneScan own;
   const MaxMap own_map = scan.template run<false>([&](int, const LaneScan& lane_scan) { own = lane_scan; });
   if (scan.leads()) maps[scan.warp][scan.lane / Scan::lanes] = own_map;
@@ -484,16 +486,17 @@ __global__ void __launch_bounds__(threads, chunk_blocks<Work, false, Blocks>)
     const Chunk& chunk = scan.chunk();
     const ChunkEnds ends{x == 0 ? m0 : max_state(call, m0, before), max_state(call, m0, up_to), own_map.b};
     if (scan.leads()) {
-      call.b_last[scan.unit] = own_map.b;
-      call.m_start[scan.unit] = ends.m_start;
-      call.m_end[scan.unit] = ends.m_end;
-      call.gbar[scan.unit] = static_cast<Real>(exp(own_map.b + ends.m_start - ends.m_end));
-      if (x + 1 == call.chunks_per_row && call.m_last.data != nullptr)
-        static_cast<Real*>(call.m_last.data)[chunk.sequence * call.m_last.sequence + scan.head * call.m_last.head] =
+      call.gates.b_last[scan.unit] = own_map.b;
+      call.gates.m_start[scan.unit] = ends.m_start;
+      call.gates.m_end[scan.unit] = ends.m_end;
+      call.gates.gbar[scan.unit] = static_cast<Real>(exp(own_map.b + ends.m_start - ends.m_end));
+      if (x + 1 == call.dims.chunks_per_row && call.carried.m_last.data != nullptr)
+        static_cast<Real*>(call.carried.m_last.data)[chunk.sequence * call.carried.m_last.sequence +
+                                                     scan.head * call.carried.m_last.head] =
             static_cast<Real>(ends.m_end);
     }
     const int t = scan.lane % Scan::lanes * lane_tokens;
-    const std::int64_t at = call.vector(chunk, scan.head) + t;
+    const std::int64_t at = call.dims.vector(chunk, scan.head) + t;
     write_vectors(call, at, chunk.length - t, ends, own);
     if constexpr (Blocks) write_block_vectors(scan, chunk, at, t, ends, own);
   }
@@ -505,22 +508,22 @@ template <class Work, int Chunks, bool Long, bool Blocks, class Real>
 void launch_gates_in(const Call<Real>& call, cudaStream_t stream) {
   const auto blocks_of = [](std::int64_t chunks) { return (chunks + Chunks - 1) / Chunks; };
   if constexpr (!Long) {
-    if (runs_sm90_code() && call.cu_seqlens == nullptr && call.tokens > 0 &&
-        call.chunks_per_row <= most_cluster_chunks<Chunks>) {
-      const auto blocks = static_cast<unsigned>(blocks_of(call.chunks_per_row));
+    if (runs_sm90_code() && call.packing.cu_seqlens == nullptr && call.dims.tokens > 0 &&
+        call.dims.chunks_per_row <= most_cluster_chunks<Chunks>) {
+      const auto blocks = static_cast<unsigned>(blocks_of(call.dims.chunks_per_row));
       return launch_clusters("gates", gates_kernel<Real, Work, Chunks, Blocks>, blocks,
-                             call.batch * head_groups(call) * blocks, threads, 0, stream, call, blocks);
+                             call.dims.batch * head_groups(call) * blocks, threads, 0, stream, call, blocks);
     }
   }
-  const std::int64_t blocks = blocks_of(call.numbers) * head_groups(call);
+  const std::int64_t blocks = blocks_of(call.dims.chunk_count) * head_groups(call);
   auto chunk_totals = chunk_totals_kernel<Real, Work, Chunks, Long, false>;
   if constexpr (std::is_same_v<Work, float> && !Long) {  // Hopper's kernels are for 16-bit tensors, in short chunks
-    if (call.parts != nullptr && call.cu_seqlens != nullptr)
+    if (call.packing.segments != nullptr && call.packing.cu_seqlens != nullptr)
       chunk_totals = chunk_totals_kernel<Real, Work, Chunks, Long, true>;
   }
   launch_chained("chunk_totals", chunk_totals, blocks, threads, 0, stream, call);
-  launch_chained("sequence_scan", sequence_scan_kernel<Real>, call.sequences * call.heads, scan_threads, 0, stream,
-                 call);
+  launch_chained("sequence_scan", sequence_scan_kernel<Real>, call.dims.sequences * call.dims.heads, scan_threads, 0,
+                 stream, call);
   launch_chained("gate_vectors", gate_vectors_kernel<Real, Work, Chunks, Long, Blocks>, blocks, threads, 0, stream,
                  call);
 }
@@ -528,10 +531,10 @@ void launch_gates_in(const Call<Real>& call, cudaStream_t stream) {
 // Two chunks to a block of 16-bit tensors alone, whose calls are the fastest.
 template <class Work, class Real>
 void launch_gates_as(const Call<Real>& call, cudaStream_t stream) {
-  if (call.L > slab_tokens) return launch_gates_in<Work, 1, true, false>(call, stream);
+  if (call.dims.L > slab_tokens) return launch_gates_in<Work, 1, true, false>(call, stream);
   if constexpr (std::is_same_v<Work, float>) {
-    if (2 * call.L <= slab_tokens) return launch_gates_in<Work, 2, false, false>(call, stream);
-    if (call.block_u != nullptr) return launch_gates_in<Work, 1, false, true>(call, stream);
+    if (2 * call.dims.L <= slab_tokens) return launch_gates_in<Work, 2, false, false>(call, stream);
+    if (call.gates.block_u != nullptr) return launch_gates_in<Work, 1, false, true>(call, stream);
   }
   launch_gates_in<Work, 1, false, false>(call, stream);
 }
@@ -540,8 +543,8 @@ void launch_gates_as(const Call<Real>& call, cudaStream_t stream) {
 
 template <class Real>
 void launch_gates(const Call<Real>& call, cudaStream_t stream) {
-  if (call.numbers == 0) return;
-  if (!call.tensors_16_bit) return launch_gates_as<double>(call, stream);
+  if (call.dims.chunk_count == 0) return;
+  if (!call.rules.tensors_16_bit) return launch_gates_as<double>(call, stream);
   if constexpr (std::is_same_v<Real, float>) launch_gates_as<float>(call, stream);
 }
 

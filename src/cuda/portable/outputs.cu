@@ -21,15 +21,15 @@ __device__ __forceinline__ void dots_with_n(const Call<typename Config<T>::Real>
   for (int r = 0; r < Rows::rows; ++r) {
     const T* line = q.data + min(Rows::row_of(r), q.rows - 1) * q.stride;
     Real sum = 0;
-    if (q.wide && call.dqk % 8 == 0) {  // two numbers a load
+    if (q.wide && call.dims.dqk % 8 == 0) {  // two numbers a load
 #pragma unroll 8
-      for (int c = threadIdx.x % Rows::lanes * 2; c < call.dqk; c += Rows::lanes * 2) {
+      for (int c = threadIdx.x % Rows::lanes * 2; c < call.dims.dqk; c += Rows::lanes * 2) {
         T pair[2];
         *reinterpret_cast<uint32_t*>(pair) = *reinterpret_cast<const uint32_t*>(line + c);
         sum += widen<Real>(pair[0]) * static_cast<Real>(n[c]) + widen<Real>(pair[1]) * static_cast<Real>(n[c + 1]);
       }
     } else {
-      for (int c = threadIdx.x % Rows::lanes; c < call.dqk; c += Rows::lanes)
+      for (int c = threadIdx.x % Rows::lanes; c < call.dims.dqk; c += Rows::lanes)
         sum += widen<Real>(line[c]) * static_cast<Real>(n[c]);
     }
     sums[r] = Rows::over_row(sum);
@@ -52,16 +52,16 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks)
   unit /= blocks_across;
   const int row = static_cast<int>(unit % row_tiles) * tile_rows;
   unit /= row_tiles;
-  const int head = static_cast<int>(unit % call.heads);
-  const std::int64_t number = unit / call.heads;
-  const Chunk chunk = call.chunks[number];
+  const int head = static_cast<int>(unit % call.dims.heads);
+  const std::int64_t number = unit / call.dims.heads;
+  const Chunk chunk = call.packing.chunks[number];
   if (row >= chunk.length) return;
   const int rows = min(tile_rows, chunk.length - row);
-  const int qk_head = head / call.group;
-  const std::int64_t at = call.vector(chunk, head);
-  const auto scale = static_cast<Real>(call.scale);
-  const bool has_state = number != chunk.first || call.C0.data != nullptr;
-  const View<T> q = tokens_of<T>(call.q, chunk, qk_head, row, call.dqk);
+  const int qk_head = head / call.dims.group;
+  const std::int64_t at = call.dims.vector(chunk, head);
+  const auto scale = static_cast<Real>(call.rules.scale);
+  const bool has_state = number != chunk.first || call.carried.C0.data != nullptr;
+  const View<T> q = tokens_of<T>(call.tensors.q, chunk, qk_head, row, call.dims.dqk);
 
   // 16-bit types: the rows of S, summed before they are rounded, are q.n. Where results have more digits than that has,
   // the denominators are there already.
@@ -77,26 +77,27 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks)
   for (int tile = block_across; tile < last_tile; ++tile) {
     const int col = tile * width;
     const auto scores = [&](int key) {
-      return RowsByRows<T, T, tile_rows>{q, tokens_of<T>(call.k, chunk, qk_head, key, call.dqk)};
+      return RowsByRows<T, T, tile_rows>{q, tokens_of<T>(call.tensors.k, chunk, qk_head, key, call.dims.dqk)};
     };
     const auto values = [&](int key) {
       return TileByColumns<Order::depth_last, Digits::all, T>{
-          tokens_of<T>(call.v, chunk, head, key, call.dhv).from_column(col)};
+          tokens_of<T>(call.tensors.v, chunk, head, key, call.dims.dhv).from_column(col)};
     };
     Accumulator<T, width> O;
     O.clear();
     if (has_state) {
-      const RowsByColumns<T, Stored> inter{q, chunk_state<T>(call, call.states, number, head).from_column(col)};
+      const RowsByColumns<T, Stored> inter{q, chunk_state<T>(call, call.stored.C, number, head).from_column(col)};
       stream.start(inter);
       stream.run(O, inter, [&](int buffer) { scores(0).load(stream.space, 0, buffer); });
-      if (makes_denominators && call.normalized)
-        dots_with_n<T>(
-            call, q,
-            static_cast<const typename Config<T>::Norm*>(call.n_states) + (number * call.heads + head) * call.dqk, qn);
+      if (makes_denominators && call.rules.normalized)
+        dots_with_n<T>(call, q,
+                       static_cast<const typename Config<T>::Norm*>(call.stored.n) +
+                           (number * call.dims.heads + head) * call.dims.dqk,
+                       qn);
       Real weight[Scores::rows];
 #pragma unroll
       for (int r = 0; r < Scores::rows; ++r) {
-        weight[r] = scale * call.qbar[at + row + min(Scores::row_of(r), rows - 1)];
+        weight[r] = scale * call.gates.qbar[at + row + min(Scores::row_of(r), rows - 1)];
         qn[r] *= weight[r];
       }
       O.each([&](int r, int, int, int, Real& value) { value *= weight[r]; });
@@ -106,7 +107,8 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks)
     Real part[Scores::rows] = {};
     walk_squares<T>(O, stream, 0, row, scores, values, [&](Scores& S, int key) {
       gate_square<T>(S, call, chunk, at, row, key, terms);
-      if (makes_denominators && call.normalized) S.each([&](int r, int, int, int, Real& value) { part[r] += value; });
+      if (makes_denominators && call.rules.normalized)
+        S.each([&](int r, int, int, int, Real& value) { part[r] += value; });
     });
     Real inverse[Scores::rows];
 #pragma unroll
@@ -114,26 +116,26 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks)
       const int t = row + min(Scores::row_of(r), rows - 1);
       if (makes_denominators) {
         Denominator<Real> den;
-        if (call.normalized) {
+        if (call.rules.normalized) {
           qn[r] += Scores::over_row(part[r]);
-          den = {qn[r], call.floor[at + t], call.eps};
+          den = {qn[r], call.gates.floor[at + t], call.rules.eps};
         }
         inverse[r] = den.inverse;
         if (tile == 0 && threadIdx.x % Scores::lanes == 0 && Scores::row_of(r) < rows) {
-          call.inverse[at + t] = den.inverse;
-          call.slope[at + t] = den.slope;
+          call.gates.inverse[at + t] = den.inverse;
+          call.gates.slope[at + t] = den.slope;
         }
       } else {
-        inverse[r] = call.inverse[at + t];
+        inverse[r] = call.gates.inverse[at + t];
       }
     }
     O.each([&](int r, int, int, int, Real& value) { value *= inverse[r]; });
     if constexpr (Want == Wanted::outputs) {
-      store_rows(O, call.h, chunk, head, row, rows, col, call.dhv, stream.space);
+      store_rows(O, call.tensors.h, chunk, head, row, rows, col, call.dims.dhv, stream.space);
     } else {
       O.each([&](int r, int i, int, int c, Real& value) {
-        if (i >= rows || col + c >= call.dhv) return;
-        dh_h[r] += value * widen<Real>(row_of<T>(call.dh, chunk.batch, chunk.token + row + i, head)[col + c]);
+        if (i >= rows || col + c >= call.dims.dhv) return;
+        dh_h[r] += value * widen<Real>(row_of<T>(call.tensors.dh, chunk.batch, chunk.token + row + i, head)[col + c]);
       });
     }
   }
@@ -142,16 +144,18 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks)
     for (int r = 0; r < Scores::rows; ++r) {
       const int i = Scores::row_of(r);
       const Real product = Scores::over_row(dh_h[r]);
-      if (i < rows && threadIdx.x % Scores::lanes == 0) call.deta[at + row + i] = call.slope[at + row + i] * product;
+      if (i < rows && threadIdx.x % Scores::lanes == 0)
+        call.gates.deta[at + row + i] = call.gates.slope[at + row + i] * product;
     }
   }
 }
 
 template <class T, Wanted Want>
 void launch(const Call<typename Config<T>::Real>& call, cudaStream_t stream) {
-  const int row_tiles = (call.L + tile_rows - 1) / tile_rows;
-  const int dhv_tiles = (call.dhv + Config<T>::width - 1) / Config<T>::width;
-  const std::int64_t blocks = call.numbers * call.heads * row_tiles * (Want == Wanted::outputs ? dhv_tiles : 1);
+  const int row_tiles = (call.dims.L + tile_rows - 1) / tile_rows;
+  const int dhv_tiles = (call.dims.dhv + Config<T>::width - 1) / Config<T>::width;
+  const std::int64_t blocks =
+      call.dims.chunk_count * call.dims.heads * row_tiles * (Want == Wanted::outputs ? dhv_tiles : 1);
   if (blocks == 0) return;
   launch_blocks("outputs", outputs_kernel<T, Want>, blocks, block_threads, Workspace<T>::bytes, stream, call, row_tiles,
                 dhv_tiles);
@@ -165,13 +169,13 @@ void launch_outputs(const Call<typename Config<T>::Real>& call, cudaStream_t str
 }
 
 template <class T>
-void launch_rows(const Call<typename Config<T>::Real>& call, cudaStream_t stream) {
-  if (call.exact) launch<T, Wanted::exact_rows>(call, stream);
+void launch_grad_denominators(const Call<typename Config<T>::Real>& call, cudaStream_t stream) {
+  if (call.rules.exact) launch<T, Wanted::exact_rows>(call, stream);
 }
 
 #define TFLA_INSTANTIATE(T)                                                             \
   template void launch_outputs<T>(const Call<typename Config<T>::Real>&, cudaStream_t); \
-  template void launch_rows<T>(const Call<typename Config<T>::Real>&, cudaStream_t)
+  template void launch_grad_denominators<T>(const Call<typename Config<T>::Real>&, cudaStream_t)
 TFLA_INSTANTIATE(__nv_bfloat16);
 TFLA_INSTANTIATE(__half);
 TFLA_INSTANTIATE(float);

@@ -1,7 +1,7 @@
 // Products of matrices in global memory, streamed through shared memory. Kernels are written in these.
 #pragma once
 
-#include "cuda/portable/device.cuh"
+#include "cuda/common/device.cuh"
 
 namespace tfla::cuda {
 
@@ -23,7 +23,7 @@ struct View {
 
 // Tokens [first, first + count) of a chunk, one head of a [B,T,H,D] tensor.
 template <class T>
-__device__ __forceinline__ View<T> tokens_of(const Rows& tensor, const Chunk& chunk, int head, int first, int cols) {
+__device__ __forceinline__ View<T> tokens_of(const Strided& tensor, const Chunk& chunk, int head, int first, int cols) {
   return {row_of<const T>(tensor, chunk.batch, chunk.token + first, head), tensor.token,
           min(tile_rows, chunk.length - first), cols, tensor.wide};
 }
@@ -33,8 +33,8 @@ template <class T>
 __device__ __forceinline__ View<typename Config<T>::Stored> chunk_state(const Call<typename Config<T>::Real>& call,
                                                                         const void* states, std::int64_t number,
                                                                         int head) {
-  return {static_cast<const typename Config<T>::Stored*>(states) + call.state(number, head), call.padded_dhv(),
-          call.dqk, call.padded_dhv(), true};
+  return {static_cast<const typename Config<T>::Stored*>(states) + call.dims.state(number, head),
+          call.dims.padded_dhv(), call.dims.dqk, call.dims.padded_dhv(), true};
 }
 
 // The shared memory of a block.
@@ -201,20 +201,20 @@ __device__ __forceinline__ void gate_square(Accumulator<T, tile_rows>& S, const 
                                             const RowTerms<T>& terms) {
   using Real = typename Config<T>::Real;
   using Square = Accumulator<T, tile_rows>;
-  typename Call<Real>::Log u[Square::rows];
+  Log<Real> u[Square::rows];
   int last_seen[Square::rows];  // column, in the square
 #pragma unroll
   for (int r = 0; r < Square::rows; ++r) {
     const int t = row + Square::row_of(r);
     const bool inside = t < chunk.length;
-    u[r] = call.u[at + (inside ? t : row)];
+    u[r] = call.gates.u[at + (inside ? t : row)];
     last_seen[r] = inside ? t - col : -1;
   }
   const int columns = chunk.length - col;
 #pragma unroll
   for (int c = 0; c < Square::cols; ++c) {
     const int j = Square::col_of(c);
-    const auto log_c = call.log_c[at + col + min(j, columns - 1)];
+    const auto log_c = call.gates.log_c[at + col + min(j, columns - 1)];
 #pragma unroll
     for (int r = 0; r < Square::rows; ++r) {
       const Real gated = (S.at(r, c) * terms.factor[r] + terms.addend[r]) * exp_sum(u[r], log_c);
@@ -289,7 +289,7 @@ __device__ __forceinline__ void walk_squares(Accumulator<T, Config<T>::width>& a
 // acc as rows [0, rows) and columns [col, col + N) of tokens in a [B,T,H,D] tensor, through shared memory in pieces of
 // 16 bytes. Uses all of the workspace.
 template <class T, int N>
-__device__ __forceinline__ void store_rows(Accumulator<T, N>& acc, const Rows& tensor, const Chunk& chunk, int head,
+__device__ __forceinline__ void store_rows(Accumulator<T, N>& acc, const Strided& tensor, const Chunk& chunk, int head,
                                            int first, int rows, int col, int cols, const Workspace<T>& space) {
   constexpr int stride = SharedTile<T, tile_rows, N>::stride;
   static_assert(SharedTile<T, tile_rows, N>::size * sizeof(T) <= Workspace<T>::bytes);

@@ -6,8 +6,8 @@
 // The gate scan is global, so this is exact: every segment works in the final scale.
 #include <algorithm>
 
+#include "cuda/common/device.cuh"
 #include "cuda/launch.h"
-#include "cuda/portable/device.cuh"
 
 namespace tfla::cuda {
 
@@ -31,35 +31,43 @@ struct Flow {
   const Call<Real>& call;
   int head;
 
-  __device__ const Rows& x() const { return Direction == Time::forward ? call.k : call.q; }
-  __device__ const Rows& y() const { return Direction == Time::forward ? call.v : call.dh; }
-  __device__ const StateRows& from_C() const { return Direction == Time::forward ? call.C0 : call.dC_last; }
-  __device__ const StateRows& from_n() const { return Direction == Time::forward ? call.n0 : call.dn_last; }
-  __device__ const StateRows& to_C() const { return Direction == Time::forward ? call.C_last : call.dC0; }
-  __device__ const StateRows& to_n() const { return Direction == Time::forward ? call.n_last : call.dn0; }
-  __device__ void* stored_C() const { return Direction == Time::forward ? call.states : call.dstates; }
+  __device__ const Strided& x() const { return Direction == Time::forward ? call.tensors.k : call.tensors.q; }
+  __device__ const Strided& y() const { return Direction == Time::forward ? call.tensors.v : call.tensors.dh; }
+  __device__ const StridedState& from_C() const {
+    return Direction == Time::forward ? call.carried.C0 : call.carried.dC_last;
+  }
+  __device__ const StridedState& from_n() const {
+    return Direction == Time::forward ? call.carried.n0 : call.carried.dn_last;
+  }
+  __device__ const StridedState& to_C() const {
+    return Direction == Time::forward ? call.carried.C_last : call.carried.dC0;
+  }
+  __device__ const StridedState& to_n() const {
+    return Direction == Time::forward ? call.carried.n_last : call.carried.dn0;
+  }
+  __device__ void* stored_C() const { return Direction == Time::forward ? call.stored.C : call.stored.dC; }
   __device__ void store_n(std::int64_t at, Norm value) const {
     if (Direction == Time::forward)
-      static_cast<Norm*>(call.n_states)[at] = value;
+      static_cast<Norm*>(call.stored.n)[at] = value;
     else
-      call.dn_states[at] = static_cast<Real>(value);
+      call.stored.dn[at] = static_cast<Real>(value);
   }
   // Weight of a token in C.
   __device__ Real weight(std::int64_t at) const {
-    if (Direction == Time::forward) return call.abar[at];
-    return static_cast<Real>(call.scale) * call.qbar[at] * call.inverse[at];
+    if (Direction == Time::forward) return call.gates.abar[at];
+    return static_cast<Real>(call.rules.scale) * call.gates.qbar[at] * call.gates.inverse[at];
   }
   // And in n, from the gate scan itself: abar is rounded, and q.n would show it.
   __device__ Norm n_weight(std::int64_t at, double b_last, double m_end) const {
     if (Direction == Time::reverse) {
-      return call.exact
-                 ? static_cast<Norm>(call.scale) * static_cast<Norm>(call.qbar[at]) * static_cast<Norm>(call.deta[at])
-                 : Norm{0};
+      return call.rules.exact ? static_cast<Norm>(call.rules.scale) * static_cast<Norm>(call.gates.qbar[at]) *
+                                    static_cast<Norm>(call.gates.deta[at])
+                              : Norm{0};
     }
     if constexpr (is_16_bit<T>)
-      return call.abar[at];
+      return call.gates.abar[at];
     else
-      return exp(b_last + call.c[at] - m_end);
+      return exp(b_last + call.gates.c[at] - m_end);
   }
   __device__ Norm n_decay(Real decay, double b_last, double m_start, double m_end) const {
     if constexpr (is_16_bit<T>)
@@ -83,8 +91,8 @@ __device__ __forceinline__ typename Config<T>::Real half_lift(const typename Con
 }
 
 template <class Real>
-__device__ __forceinline__ Real& state_element(const StateRows& rows, std::int64_t sequence, int head, std::int64_t r,
-                                               std::int64_t c) {
+__device__ __forceinline__ Real& state_element(const StridedState& rows, std::int64_t sequence, int head,
+                                               std::int64_t r, std::int64_t c) {
   return static_cast<Real*>(rows.data)[sequence * rows.sequence + head * rows.head + r * rows.row + c];
 }
 
@@ -167,14 +175,15 @@ struct Segment {
 // Where the C and n of a piece lie among the totals.
 template <class Real>
 __device__ __forceinline__ Real* segment_state(const Call<Real>& call, std::int64_t sequence, int head, int piece) {
-  const std::int64_t size = static_cast<std::int64_t>(call.dqk) * call.padded_dhv();
-  return call.segment_states + ((sequence * call.heads + head) * call.segments * call.pieces + piece) * size;
+  const std::int64_t size = static_cast<std::int64_t>(call.dims.dqk) * call.dims.padded_dhv();
+  return call.stored.segment_C +
+         ((sequence * call.dims.heads + head) * call.dims.segments * call.dims.pieces + piece) * size;
 }
 template <class T>
 __device__ __forceinline__ typename Config<T>::Norm* segment_norm(const Call<typename Config<T>::Real>& call,
                                                                   std::int64_t sequence, int head, int piece) {
-  return static_cast<typename Config<T>::Norm*>(call.segment_norms) +
-         ((sequence * call.heads + head) * call.segments * call.pieces + piece) * call.dqk;
+  return static_cast<typename Config<T>::Norm*>(call.stored.segment_n) +
+         ((sequence * call.dims.heads + head) * call.dims.segments * call.dims.pieces + piece) * call.dims.dqk;
 }
 
 template <class T, Time Direction, Pass Which>
@@ -197,39 +206,39 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks + (is_16_bit<
   unit /= dhv_tiles;
   const int row = static_cast<int>(unit % dqk_tiles) * tile_rows;
   unit /= dqk_tiles;
-  const int index = static_cast<int>(unit % call.segments);
-  unit /= call.segments;
-  const int head = static_cast<int>(unit % call.heads);
-  const std::int64_t sequence = unit / call.heads;
+  const int index = static_cast<int>(unit % call.dims.segments);
+  unit /= call.dims.segments;
+  const int head = static_cast<int>(unit % call.dims.heads);
+  const std::int64_t sequence = unit / call.dims.heads;
   const Flow<T, Direction> flow{call, head};
-  const int x_head = head / call.group;
-  const Segment<Real> segment(call, sequence, index, call.chunks_per_segment);
+  const int x_head = head / call.dims.group;
+  const Segment<Real> segment(call, sequence, index, call.dims.chunks_per_segment);
   // An empty sequence still passes its state on.
   if (segment.low == segment.high && (index > 0 || segment.chunks > 0)) return;
   const bool ends_sequence = Direction == Time::forward ? segment.high == segment.chunks : index == 0;
   if (Which == Pass::totals && ends_sequence) return;  // nothing follows
 
-  const int slabs_per_chunk = (call.L + Tile::slab - 1) / Tile::slab;
+  const int slabs_per_chunk = (call.dims.L + Tile::slab - 1) / Tile::slab;
   int slabs = 0;
   if (segment.low < segment.high) {
-    const int last_length = call.chunks[segment.first + segment.high - 1].length;
+    const int last_length = call.packing.chunks[segment.first + segment.high - 1].length;
     slabs = (segment.high - segment.low - 1) * slabs_per_chunk + (last_length + Tile::slab - 1) / Tile::slab;
   }
 
   Sums C;
   C.clear();
   const int n_row = row + static_cast<int>(threadIdx.x);
-  const bool carries_n = col == 0 && threadIdx.x < tile_rows && n_row < call.dqk;
+  const bool carries_n = col == 0 && threadIdx.x < tile_rows && n_row < call.dims.dqk;
   Norm n = 0;
-  Real* own = call.segments > 1 ? segment_state(call, sequence, head, index) : nullptr;
+  Real* own = call.dims.segments > 1 ? segment_state(call, sequence, head, index) : nullptr;
   Norm* own_n = own == nullptr ? nullptr : segment_norm<T>(call, sequence, head, index);
   if (Which == Pass::proper) {
-    const StateRows& from = flow.from_C();
-    const StateRows& from_n = flow.from_n();
+    const StridedState& from = flow.from_C();
+    const StridedState& from_n = flow.from_n();
     C.each([&](int, int r, int, int c, Real& value) {
-      if (row + r >= call.dqk || col + c >= call.dhv) return;
+      if (row + r >= call.dims.dqk || col + c >= call.dims.dhv) return;
       if (own != nullptr)
-        value = own[static_cast<std::int64_t>(row + r) * call.padded_dhv() + col + c];
+        value = own[static_cast<std::int64_t>(row + r) * call.dims.padded_dhv() + col + c];
       else if (from.data != nullptr)
         value = state_element<Real>(from, sequence, head, row + r, col + c);
     });
@@ -249,15 +258,15 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks + (is_16_bit<
     std::int64_t number;
     int slab;
     place(slab_index, number, slab);
-    const Chunk chunk = call.chunks[number];
+    const Chunk chunk = call.packing.chunks[number];
     const int token = slab * Tile::slab;
     const int rows = min(Tile::slab, chunk.length - token);
     load_tile<Tile::slab, tile_rows>(xs + buffer * Plan::x_size,
                                      row_of<T>(flow.x(), chunk.batch, chunk.token + token, x_head), flow.x().token,
-                                     rows, row, call.dqk, flow.x().wide);
+                                     rows, row, call.dims.dqk, flow.x().wide);
     load_tile<Tile::slab, Tile::width>(ys + buffer * Plan::y_size,
                                        row_of<T>(flow.y(), chunk.batch, chunk.token + token, head), flow.y().token,
-                                       rows, col, call.dhv, flow.y().wide);
+                                       rows, col, call.dims.dhv, flow.y().wide);
   };
   // The weight of this thread's token of a slab, read one slab ahead.
   Real weight = 0;
@@ -266,46 +275,46 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks + (is_16_bit<
     std::int64_t number;
     int slab;
     place(slab_index, number, slab);
-    const Chunk chunk = call.chunks[number];
+    const Chunk chunk = call.packing.chunks[number];
     const int token = slab * Tile::slab + static_cast<int>(threadIdx.x);
     const bool valid = threadIdx.x < Tile::slab && token < chunk.length;
-    const std::int64_t at = call.vector(chunk, head);
+    const std::int64_t at = call.dims.vector(chunk, head);
     weight = valid ? flow.weight(at + token) : Real{0};
     if (col == 0 && valid) {
-      n_weight =
-          flow.n_weight(at + token, call.b_last[number * call.heads + head], call.m_end[number * call.heads + head]);
+      n_weight = flow.n_weight(at + token, call.gates.b_last[number * call.dims.heads + head],
+                               call.gates.m_end[number * call.dims.heads + head]);
     } else {
       n_weight = 0;
     }
   };
   // This warp's share of <C, dC> + <n, dn>, with the C and n stored for the start of a chunk.
   const auto product_with = [&](std::int64_t number) {
-    const std::int64_t unit = number * call.heads + head;
+    const std::int64_t unit = number * call.dims.heads + head;
     double share = 0;
     if (carries_n) {
       share = static_cast<double>(n) *
-              static_cast<double>(static_cast<const Norm*>(call.n_states)[unit * call.dqk + n_row]);
+              static_cast<double>(static_cast<const Norm*>(call.stored.n)[unit * call.dims.dqk + n_row]);
     }
-    return state_product(C, static_cast<const Stored*>(call.states) + call.state(number, head), row, call.dqk, col,
-                         call.padded_dhv(), share);
+    return state_product(C, static_cast<const Stored*>(call.stored.C) + call.dims.state(number, head), row,
+                         call.dims.dqk, col, call.dims.padded_dhv(), share);
   };
   const auto enter_chunk = [&](std::int64_t number, const Chunk& chunk) {
-    const std::int64_t unit = number * call.heads + head;
-    const Real decay = call.gbar[unit];
+    const std::int64_t unit = number * call.dims.heads + head;
+    const Real decay = call.gates.gbar[unit];
     if (Which == Pass::proper) {
-      store_chunk_state(C, static_cast<Stored*>(flow.stored_C()) + call.state(number, head), row, call.dqk, col,
-                        call.padded_dhv());
-      if (carries_n) flow.store_n(unit * call.dqk + n_row, n);
+      store_chunk_state(C, static_cast<Stored*>(flow.stored_C()) + call.dims.state(number, head), row, call.dims.dqk,
+                        col, call.dims.padded_dhv());
+      if (carries_n) flow.store_n(unit * call.dims.dqk + n_row, n);
       if (Direction == Time::reverse) {
         // See gate_gradients.cu for what it is for.
         const double product = product_with(number) * static_cast<double>(decay);
         const int part = (row / tile_rows * dhv_tiles + col / Tile::width) * block_warps + threadIdx.x / 32;
-        if (threadIdx.x % 32 == 0) call.through[unit * call.through_parts + part] = product;
+        if (threadIdx.x % 32 == 0) call.sums.through[unit * call.sums.through_parts + part] = product;
       }
     }
 #pragma unroll
     for (Real& value : C.x) value *= decay;
-    n *= flow.n_decay(decay, call.b_last[unit], call.m_start[unit], call.m_end[unit]);
+    n *= flow.n_decay(decay, call.gates.b_last[unit], call.gates.m_start[unit], call.gates.m_end[unit]);
   };
   // Weights go onto X, which is the smaller operand.
   const auto multiply = [&](int buffer) {
@@ -351,7 +360,7 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks + (is_16_bit<
     std::int64_t number;
     int slab;
     place(index, number, slab);
-    const Chunk chunk = call.chunks[number];
+    const Chunk chunk = call.packing.chunks[number];
     const int chunk_slabs = (chunk.length + Tile::slab - 1) / Tile::slab;
     if (slab == (Direction == Time::forward ? 0 : chunk_slabs - 1)) enter_chunk(number, chunk);
     multiply(buffer);
@@ -359,16 +368,16 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks + (is_16_bit<
 
   if (Which == Pass::totals) {
     C.each([&](int, int r, int, int c, Real& value) {
-      if (row + r < call.dqk && col + c < call.padded_dhv())
-        own[static_cast<std::int64_t>(row + r) * call.padded_dhv() + col + c] = value;
+      if (row + r < call.dims.dqk && col + c < call.dims.padded_dhv())
+        own[static_cast<std::int64_t>(row + r) * call.dims.padded_dhv() + col + c] = value;
     });
     if (carries_n) own_n[n_row] = n;
     return;
   }
   if (!ends_sequence) return;
-  const StateRows& to = flow.to_C();
+  const StridedState& to = flow.to_C();
   C.each([&](int, int r, int, int c, Real& value) {
-    if (to.data != nullptr && row + r < call.dqk && col + c < call.dhv)
+    if (to.data != nullptr && row + r < call.dims.dqk && col + c < call.dims.dhv)
       state_element<Real>(to, sequence, head, row + r, col + c) = value;
   });
   if (carries_n && flow.to_n().data != nullptr)
@@ -395,26 +404,26 @@ __global__ void __launch_bounds__(block_threads) segment_scan_kernel(Call<typena
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
   const unsigned unit = blockIdx.x / parts;
-  const int head = static_cast<int>(unit % call.heads);
-  const std::int64_t sequence = unit / call.heads;
+  const int head = static_cast<int>(unit % call.dims.heads);
+  const std::int64_t sequence = unit / call.dims.heads;
   const Flow<T, Direction> flow{call, head};
   __shared__ Norm decays[largest_pieces];
-  const int pieces = call.pieces;
-  for (int p = static_cast<int>(threadIdx.x) / warp_size; p < call.segments * pieces; p += block_warps) {
-    const Segment<Real> piece(call, sequence, p, call.chunks_per_piece);
-    const auto unit_of = [&](int chunk) { return (piece.first + chunk) * call.heads + head; };
+  const int pieces = call.dims.pieces;
+  for (int p = static_cast<int>(threadIdx.x) / warp_size; p < call.dims.segments * pieces; p += block_warps) {
+    const Segment<Real> piece(call, sequence, p, call.dims.chunks_per_piece);
+    const auto unit_of = [&](int chunk) { return (piece.first + chunk) * call.dims.heads + head; };
     const int lane = threadIdx.x % warp_size;
     double b = 0;
 #pragma unroll 8
-    for (int x = piece.low + lane; x < piece.high; x += warp_size) b += call.b_last[unit_of(x)];
+    for (int x = piece.low + lane; x < piece.high; x += warp_size) b += call.gates.b_last[unit_of(x)];
 #pragma unroll
     for (int offset = warp_size / 2; offset > 0; offset /= 2) b += __shfl_xor_sync(0xFFFFFFFFU, b, offset);
     if (lane == 0 && piece.low < piece.high)
-      decays[p] = exp(b + call.m_start[unit_of(piece.low)] - call.m_end[unit_of(piece.high - 1)]);
+      decays[p] = exp(b + call.gates.m_start[unit_of(piece.low)] - call.gates.m_end[unit_of(piece.high - 1)]);
   }
   __syncthreads();
-  const Segment<Real> whole(call, sequence, 0, call.chunks_per_piece);
-  const int used = (whole.chunks + call.chunks_per_piece - 1) / call.chunks_per_piece;
+  const Segment<Real> whole(call, sequence, 0, call.dims.chunks_per_piece);
+  const int used = (whole.chunks + call.dims.chunks_per_piece - 1) / call.dims.chunks_per_piece;
   // In the order of time, up to the piece that the last segment begins with; nothing needs totals from there on.
   const int count = used == 0 ? 0 : Direction == Time::forward ? (used - 1) / pieces * pieces : max(used - pieces, 0);
   const auto scan = [&](auto running, const auto& totals) {
@@ -440,9 +449,9 @@ __global__ void __launch_bounds__(block_threads) segment_scan_kernel(Call<typena
     }
   };
   using Wide = Group<Real, scan_width<Real>>;
-  const std::int64_t columns = call.padded_dhv(), matrix = call.dqk * columns / Wide::count;
+  const std::int64_t columns = call.dims.padded_dhv(), matrix = call.dims.dqk * columns / Wide::count;
   const std::int64_t step = static_cast<std::int64_t>(parts) * block_threads;
-  for (std::int64_t group = blockIdx.x % parts * block_threads + threadIdx.x; group < matrix + call.dqk;
+  for (std::int64_t group = blockIdx.x % parts * block_threads + threadIdx.x; group < matrix + call.dims.dqk;
        group += step) {
     if (group >= matrix) {
       const std::int64_t r = group - matrix;
@@ -457,7 +466,7 @@ __global__ void __launch_bounds__(block_threads) segment_scan_kernel(Call<typena
       if (flow.from_C().data != nullptr)
 #pragma unroll
         for (int e = 0; e < Wide::count; ++e)
-          if (c + e < call.dhv) first.x[e] = state_element<Real>(flow.from_C(), sequence, head, r, c + e);
+          if (c + e < call.dims.dhv) first.x[e] = state_element<Real>(flow.from_C(), sequence, head, r, c + e);
       scan(first, [&](int index) -> Wide& {
         return reinterpret_cast<Wide&>(segment_state(call, sequence, head, index)[element]);
       });
@@ -467,13 +476,13 @@ __global__ void __launch_bounds__(block_threads) segment_scan_kernel(Call<typena
 
 template <class T, Time Direction>
 void launch(const Call<typename Config<T>::Real>& call, cudaStream_t stream) {
-  const int dqk_tiles = (call.dqk + tile_rows - 1) / tile_rows;
-  const int dhv_tiles = (call.dhv + Config<T>::width - 1) / Config<T>::width;
-  const std::int64_t states = call.sequences * call.heads;
-  const std::int64_t blocks = states * call.segments * dqk_tiles * dhv_tiles;
+  const int dqk_tiles = (call.dims.dqk + tile_rows - 1) / tile_rows;
+  const int dhv_tiles = (call.dims.dhv + Config<T>::width - 1) / Config<T>::width;
+  const std::int64_t states = call.dims.sequences * call.dims.heads;
+  const std::int64_t blocks = states * call.dims.segments * dqk_tiles * dhv_tiles;
   if (blocks == 0) return;
   constexpr int bytes = StatesPlan<T>::bytes;
-  if (call.segments > 1) {
+  if (call.dims.segments > 1) {
     launch_blocks("state_totals", states_kernel<T, Direction, Pass::totals>, blocks, block_threads, bytes, stream, call,
                   dqk_tiles, dhv_tiles);
     launch_segment_scan<T>(call, Direction, stream);
@@ -486,9 +495,9 @@ void launch(const Call<typename Config<T>::Real>& call, cudaStream_t stream) {
 
 template <class T>
 void launch_segment_scan(const Call<typename Config<T>::Real>& call, Time direction, cudaStream_t stream) {
-  const std::int64_t states = call.sequences * call.heads;
+  const std::int64_t states = call.dims.sequences * call.dims.heads;
   const std::int64_t groups =
-      static_cast<std::int64_t>(call.dqk) * (call.padded_dhv() / scan_width<typename Config<T>::Real> + 1);
+      static_cast<std::int64_t>(call.dims.dqk) * (call.dims.padded_dhv() / scan_width<typename Config<T>::Real> + 1);
   constexpr std::int64_t wanted_blocks = 1056;  // eight to a multiprocessor of a large GPU, all at once
   const std::int64_t parts =
       std::clamp<std::int64_t>(wanted_blocks / states, 1, (groups + block_threads - 1) / block_threads);
@@ -504,14 +513,14 @@ void launch_states(const Call<typename Config<T>::Real>& call, cudaStream_t stre
 }
 
 template <class T>
-void launch_dstates(const Call<typename Config<T>::Real>& call, cudaStream_t stream) {
+void launch_grad_states(const Call<typename Config<T>::Real>& call, cudaStream_t stream) {
   launch<T, Time::reverse>(call, stream);
 }
 
 #define TFLA_INSTANTIATE(T)                                                                        \
   template void launch_segment_scan<T>(const Call<typename Config<T>::Real>&, Time, cudaStream_t); \
   template void launch_states<T>(const Call<typename Config<T>::Real>&, cudaStream_t);             \
-  template void launch_dstates<T>(const Call<typename Config<T>::Real>&, cudaStream_t)
+  template void launch_grad_states<T>(const Call<typename Config<T>::Real>&, cudaStream_t)
 TFLA_INSTANTIATE(__nv_bfloat16);
 TFLA_INSTANTIATE(__half);
 TFLA_INSTANTIATE(float);

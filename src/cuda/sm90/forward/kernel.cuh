@@ -5,10 +5,10 @@
 
 #include "cuda/arch/cluster.cuh"
 #include "cuda/launch.h"
-#include "cuda/sm90/forward/carrier.cuh"
+#include "cuda/sm90/entry.h"
 #include "cuda/sm90/forward/movers.cuh"
 #include "cuda/sm90/forward/outputs.cuh"
-#include "cuda/sm90/stages.h"
+#include "cuda/sm90/forward/state.cuh"
 
 namespace tfla::cuda::sm90 {
 
@@ -81,22 +81,22 @@ template <class T, int M, int N, bool Normalized, bool Keep, bool Packed, Time D
 void launch_packing(const Call<float>& call, cudaStream_t stream) {
   using Block = forward::Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk>;
   Shape shape{};
-  shape.column_tiles = (call.dhv + N - 1) / N;
-  shape.items = static_cast<int>(call.sequences) * call.heads * call.segments * shape.column_tiles;
+  shape.column_tiles = (call.dims.dhv + N - 1) / N;
+  shape.items = static_cast<int>(call.dims.sequences) * call.dims.heads * call.dims.segments * shape.column_tiles;
   shape.blocks = std::min(shape.items, multiprocessors());
-  shape.scale = static_cast<float>(call.scale);
-  shape.eps = static_cast<float>(call.eps);
+  shape.scale = static_cast<float>(call.rules.scale);
+  shape.eps = static_cast<float>(call.rules.eps);
   typename Block::Maps maps{};
   if (Keep) {
-    while (block_tokens << shape.kept_shift < call.kept_chunk) ++shape.kept_shift;
-    shape.kept_chunks = static_cast<int>((call.tokens + call.kept_chunk - 1) / call.kept_chunk);
-    maps.states = matrix_map(call.states, call.kept_numbers() * call.heads, call.dqk, call.padded_dhv(),
-                             Block::Space::wide ? 16 : 64 * M);
+    while (block_tokens << shape.kept_shift < call.dims.kept_chunk) ++shape.kept_shift;
+    shape.kept_chunks = static_cast<int>((call.dims.tokens + call.dims.kept_chunk - 1) / call.dims.kept_chunk);
+    maps.states = matrix_map(call.stored.C, call.dims.kept_count() * call.dims.heads, call.dims.dqk,
+                             call.dims.padded_dhv(), Block::Space::wide ? 16 : 64 * M);
   }
-  maps.q = token_map(call, call.q, call.qk_heads, call.dqk, block_tokens);
-  maps.k = token_map(call, call.k, call.qk_heads, call.dqk, block_tokens);
-  maps.v = token_map(call, call.v, call.heads, call.dhv, block_tokens);
-  maps.h = token_map(call, call.h, call.heads, call.dhv, block_tokens);
+  maps.q = token_map(call, call.tensors.q, call.dims.qk_heads, call.dims.dqk, block_tokens);
+  maps.k = token_map(call, call.tensors.k, call.dims.qk_heads, call.dims.dqk, block_tokens);
+  maps.v = token_map(call, call.tensors.v, call.dims.heads, call.dims.dhv, block_tokens);
+  maps.h = token_map(call, call.tensors.h, call.dims.heads, call.dims.dhv, block_tokens);
   constexpr int bytes = has_lifts<T> ? Block::Space::lifted_bytes : Block::Space::bytes;
   static_assert(bytes <= 232448, "what a block may have");
   const auto start = [&](const typename Block::Shape& units, int blocks) {
@@ -106,8 +106,8 @@ void launch_packing(const Call<float>& call, cudaStream_t stream) {
   };
   if constexpr (Packed) {
     maps.nothing = nothing_map(call, block_tokens);
-    const Units units(call, call.heads * shape.column_tiles);
-    start({shape, units, Divider(shape.column_tiles), Divider(call.heads)}, units.blocks);
+    const Units units(call, call.dims.heads * shape.column_tiles);
+    start({shape, units, Divider(shape.column_tiles), Divider(call.dims.heads)}, units.blocks);
   } else {
     start(shape, shape.blocks);
   }
@@ -115,7 +115,8 @@ void launch_packing(const Call<float>& call, cudaStream_t stream) {
 
 template <class T, int M, int N, bool Normalized, bool Keep>
 void launch_kernel(const Call<float>& call, cudaStream_t stream) {
-  if (call.cu_seqlens == nullptr) return launch_packing<T, M, N, Normalized, Keep, false, Time::forward>(call, stream);
+  if (call.packing.cu_seqlens == nullptr)
+    return launch_packing<T, M, N, Normalized, Keep, false, Time::forward>(call, stream);
   // Wide states of packed sequences are not kept: see keeps_hopper_states.
   launch_packing<T, M, N, Normalized, Keep && M <= 2, true, Time::forward>(call, stream);
 }
@@ -123,12 +124,12 @@ void launch_kernel(const Call<float>& call, cudaStream_t stream) {
 template <class T, int M, int N>
 void launch(const Call<float>& call, cudaStream_t stream) {
   if constexpr (!has_lifts<T>) {  // of float16 no states are kept: keeps_hopper_states
-    if (call.kept_chunk > 0)
-      return call.normalized ? launch_kernel<T, M, N, true, true>(call, stream)
-                             : launch_kernel<T, M, N, false, true>(call, stream);
+    if (call.dims.kept_chunk > 0)
+      return call.rules.normalized ? launch_kernel<T, M, N, true, true>(call, stream)
+                                   : launch_kernel<T, M, N, false, true>(call, stream);
   }
-  call.normalized ? launch_kernel<T, M, N, true, false>(call, stream)
-                  : launch_kernel<T, M, N, false, false>(call, stream);
+  call.rules.normalized ? launch_kernel<T, M, N, true, false>(call, stream)
+                        : launch_kernel<T, M, N, false, false>(call, stream);
 }
 
 }  // namespace forward
@@ -137,15 +138,15 @@ template <class T>
 void launch_forward(const Call<float>& call, cudaStream_t stream) {
   using forward::launch;
   if constexpr (!has_lifts<T>) {
-    if (call.dqk > kernel_dqk) return launch_halves(call, stream);
+    if (call.dims.dqk > kernel_dqk) return launch_forward_dqk512(call, stream);
   }
   launch_segment_starts<T>(call, stream);
-  if (call.dqk > 128 && call.dhv > 64) return launch<T, 4, 128>(call, stream);
+  if (call.dims.dqk > 128 && call.dims.dhv > 64) return launch<T, 4, 128>(call, stream);
   if constexpr (!has_lifts<T>) {  // there is no room for lifts: see takes_dqk
-    if (call.dqk > 128) return launch<T, 4, 64>(call, stream);
+    if (call.dims.dqk > 128) return launch<T, 4, 64>(call, stream);
   }
-  if (call.dqk > 64) return call.dhv > 64 ? launch<T, 2, 128>(call, stream) : launch<T, 2, 64>(call, stream);
-  return call.dhv > 64 ? launch<T, 1, 128>(call, stream) : launch<T, 1, 64>(call, stream);
+  if (call.dims.dqk > 64) return call.dims.dhv > 64 ? launch<T, 2, 128>(call, stream) : launch<T, 2, 64>(call, stream);
+  return call.dims.dhv > 64 ? launch<T, 1, 128>(call, stream) : launch<T, 1, 64>(call, stream);
 }
 
 }  // namespace tfla::cuda::sm90

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/arch/stream.cuh"
-#include "cuda/sm90/forward/plan.cuh"
+#include "cuda/sm90/forward/shared.cuh"
 
 namespace tfla::cuda::sm90::forward {
 
@@ -32,9 +32,9 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
   using Token = std::conditional_t<Base::lean, int, std::int64_t>;
 
   __device__ __forceinline__ Index first_of(const Item& it) const {
-    const Index head = static_cast<Index>(it.head) * static_cast<Index>(call.all_tokens());
+    const Index head = static_cast<Index>(it.head) * static_cast<Index>(call.dims.all_tokens());
     if constexpr (Packed) return head + it.start;
-    return head + static_cast<Index>(it.sequence) * static_cast<Index>(call.tokens);
+    return head + static_cast<Index>(it.sequence) * static_cast<Index>(call.dims.tokens);
   }
 
   // See nothing_map.
@@ -50,7 +50,7 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
     Slots ring;
     KeySlots k;
     each_item([&](const Item& it) {
-      const int qk_head = it.head / call.group;
+      const int qk_head = it.head / call.dims.group;
       // A block, in reverse time its first token: that takes fewer registers.
       const int last = reverse ? it.map_token(call) + it.low * block_tokens : 0;
 #pragma unroll 1
@@ -73,20 +73,20 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
             const KeySlots part = k.after(p);
             arch::wait(at(Space::k_empty, part.slot), part.phase ^ 1);
             load(maps.k, Space::k + part.slot * Space::part_bytes, at(Space::k_full, part.slot), Space::part_panels,
-                 p * part_columns, call.dqk, qk_head);
+                 p * part_columns, call.dims.dqk, qk_head);
           }
         if constexpr (Keys && Dqk == Half::last)
-          arch::prefetch(Base::left_by_half(it, place), Base::half_floats * static_cast<int>(sizeof(float)));
+          arch::prefetch(Base::left_by_half(it, place), Base::dqk_partial_floats * static_cast<int>(sizeof(float)));
         if (!Others) continue;
         arch::wait(at(Space::v_empty, ring.slot), ring.phase ^ 1);
-        load(maps.v, Space::v + ring.slot * Space::v_bytes, at(Space::v_full, ring.slot), N / 64, it.tile * N, call.dhv,
-             it.head);
+        load(maps.v, Space::v + ring.slot * Space::v_bytes, at(Space::v_full, ring.slot), N / 64, it.tile * N,
+             call.dims.dhv, it.head);
 #pragma unroll
         for (int p = parts - 1; p >= 0; --p) {
           const int part = ring.slot * parts + p;
           arch::wait(at(Space::q_empty, part), ring.phase ^ 1);
           load(maps.q, Space::q + ring.slot * Space::q_bytes + p * Space::part_bytes, at(Space::q_full, part),
-               Space::part_panels, p * part_columns, call.dqk, qk_head);
+               Space::part_panels, p * part_columns, call.dims.dqk, qk_head);
         }
       }
     });
@@ -115,16 +115,16 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
           Index from = valid ? row + token : row;
           if (reverse) from = row + static_cast<Index>(min(token, static_cast<Token>(it.tokens(call)) - 1));
           arch::forget(from);  // five pointers kept over the loop would not fit into the registers
-          arch::copy_small<8>(to + Space::u + 8 * t, call.u + from, valid);
-          arch::copy_small<8>(to + Space::c + 8 * t, call.log_c + from, valid);
-          arch::copy_small<4>(to + Space::qbar + 4 * t, call.qbar + from, valid);
-          arch::copy_small<4>(to + Space::abar + 4 * t, call.abar + from, valid);
-          if (Normalized) arch::copy_small<4>(to + Space::floor + 4 * t, call.floor + from, valid);
+          arch::copy_small<8>(to + Space::u + 8 * t, call.gates.u + from, valid);
+          arch::copy_small<8>(to + Space::c + 8 * t, call.gates.log_c + from, valid);
+          arch::copy_small<4>(to + Space::qbar + 4 * t, call.gates.qbar + from, valid);
+          arch::copy_small<4>(to + Space::abar + 4 * t, call.gates.abar + from, valid);
+          if (Normalized) arch::copy_small<4>(to + Space::floor + 4 * t, call.gates.floor + from, valid);
         }
         if (lane == 0) {
-          Token unit = (first_chunk(it) + block) * call.heads + it.head;
+          Token unit = (first_chunk(it) + block) * call.dims.heads + it.head;
           arch::forget(unit);
-          arch::copy_small<4>(to + Space::decay, call.gbar + unit, true);
+          arch::copy_small<4>(to + Space::decay, call.gates.gbar + unit, true);
         }
         arch::arrive_after_copies(at(Space::v_full, ring.slot));
       }
@@ -180,7 +180,7 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
   __device__ void keep_n(const Item& it, int block, int warpgroup) const {
     const unsigned from = at(Space::n, warpgroup, Space::n_bytes);
 #pragma unroll 1
-    for (int row = threadIdx.x % 32; row < call.dqk; row += 32) {
+    for (int row = threadIdx.x % 32; row < call.dims.dqk; row += 32) {
       const auto place = [&](int part) {
         if (Space::n_rows)
           return from + row / panel * Space::n_panel + (row % panel / 8 ^ part) * 16 + row % 8 * 2 +
@@ -190,12 +190,12 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
       float sum = 0;
 #pragma unroll
       for (int part = 2; part >= 0; --part) sum += from_bits<T>(arch::read_half_word(place(part)));
-      static_cast<float*>(call.n_states)[static_cast<std::int64_t>(kept_unit(it, block)) * call.dqk + row] = sum;
+      static_cast<float*>(call.stored.n)[static_cast<std::int64_t>(kept_unit(it, block)) * call.dims.dqk + row] = sum;
     }
   }
 
   __device__ __forceinline__ bool keeps_rows(const Item& it) const {
-    return Normalized && Dqk != Half::first && it.tile == 0 && call.inverse != nullptr;
+    return Normalized && Dqk != Half::first && it.tile == 0 && call.gates.inverse != nullptr;
   }
 
   __device__ void store_rows(const Item& it, int block, unsigned rows) const {
@@ -205,8 +205,8 @@ struct Movers : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
       if (token >= it.tokens(call)) continue;
       Index to = first_of(it) + token;
       arch::forget(to);  // as in load_gates
-      call.inverse[to] = arch::read_float(rows + Space::inverse + 4 * t);
-      call.slope[to] = arch::read_float(rows + Space::slope + 4 * t);
+      call.gates.inverse[to] = arch::read_float(rows + Space::inverse + 4 * t);
+      call.gates.slope[to] = arch::read_float(rows + Space::slope + 4 * t);
     }
   }
 };

@@ -3,7 +3,7 @@
 
 #include "cuda/arch/math.cuh"
 #include "cuda/arch/stream.cuh"
-#include "cuda/sm90/forward/plan.cuh"
+#include "cuda/sm90/forward/shared.cuh"
 
 namespace tfla::cuda::sm90::forward {
 
@@ -142,7 +142,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
     }
     if constexpr (!factored) gate_scores(s, u, gates, lane, sums);
 
-    Rows rows;
+    RowTerms rows;
     const auto multiply_values = [&](bool add) {
       constexpr int token_step = 16 * 128 / 16;
       const std::uint64_t values = arch::tile_descriptor(at(Space::v, ring.slot, Space::v_bytes), panel_bytes);
@@ -265,12 +265,12 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
   static constexpr bool late_factors = lifted || beside || factored;
   // Steps of 16 keys whose P goes in as two terms: all of them where both halves of dqk round theirs.
   static constexpr int split_steps = lifted || reverse ? 0 : Dqk == Half::both ? 1 : 4;
-  struct Rows {
+  struct RowTerms {
     float factor[2], weight[2], n_weight[2], unit[2], lift[2], qn[2];
     uint32_t high[4][4], low[split_steps > 0 ? split_steps : 1][4];
   };
   template <bool Fresh>
-  __device__ __forceinline__ void make_rows(int warpgroup, Rows& rows, const float (&s)[32], const float (&sums)[2],
+  __device__ __forceinline__ void make_rows(int warpgroup, RowTerms& rows, const float (&s)[32], const float (&sums)[2],
                                             const float (&qn)[2], const float (&first_qn)[2], unsigned gates,
                                             const Lane& here, int slot) const {
     float2 lowers{1, 1};  // of Q C and q.n (float16)
@@ -291,7 +291,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
     }
     round_scores(rows, s);
   }
-  __device__ __forceinline__ static void round_scores(Rows& rows, const float (&s)[32]) {
+  __device__ __forceinline__ static void round_scores(RowTerms& rows, const float (&s)[32]) {
 #pragma unroll
     for (int e = 0; e < 32; e += 2) {
       const float by = lifted ? rows.lift[e / 2 % 2] : late_factors ? 1.0F : rows.factor[e / 2 % 2];
@@ -304,11 +304,11 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
   }
 
   // sums, qn: this thread's parts of those of its rows.
-  __device__ __forceinline__ void set_factors(Rows& rows, const float (&sums)[2], const float (&qn)[2],
+  __device__ __forceinline__ void set_factors(RowTerms& rows, const float (&sums)[2], const float (&qn)[2],
                                               const float (&first_qn)[2], unsigned gates, const Lane& here,
                                               int slot) const {
-    const float scale = Base::lean ? shape.scale : static_cast<float>(call.scale);
-    const float eps = Base::lean ? shape.eps : static_cast<float>(call.eps);
+    const float scale = Base::lean ? shape.scale : static_cast<float>(call.rules.scale);
+    const float eps = Base::lean ? shape.eps : static_cast<float>(call.rules.eps);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       // In reverse time it is in the gates, and the last half of dqk has it for both.
@@ -324,7 +324,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
         const float sum = scale * (Dqk == Half::last ? own() + first_qn[h] : own()), size = fabsf(sum);
         const float inverse = __fdividef(1, fmaxf(size, least) + eps);
         rows.factor[h] *= inverse;
-        if ((Space::wide || call.inverse != nullptr) && here.pair == 0) {  // wide: no register for the question
+        if ((Space::wide || call.gates.inverse != nullptr) && here.pair == 0) {  // wide: no register for the question
           const unsigned row = at(Space::rows, slot, Space::row_bytes) + 4 * (here.row + 8 * h);
           arch::write_float(row + Space::inverse, inverse);
           arch::write_float(row + Space::slope, size > least ? copysignf(inverse, -sum) : 0.0F);
@@ -340,7 +340,8 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
   __device__ __forceinline__ float4* left_of_thread(const Item& it, int block) const {
     return reinterpret_cast<float4*>(left_by_half(it, block)) + threadIdx.x % warpgroup_threads;
   }
-  __device__ __forceinline__ void leave(const float (&o)[N / 2], const Rows& rows, const Item& it, int block) const {
+  __device__ __forceinline__ void leave(const float (&o)[N / 2], const RowTerms& rows, const Item& it,
+                                        int block) const {
     float4* to = left_of_thread(it, block);
 #pragma unroll
     for (int x = 0; x < N / 8; ++x)
@@ -434,7 +435,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
   // Gates are at most one, so qbar falls, to decay in the end; only those given as logarithms may be larger.
   __device__ __forceinline__ bool are_in_range(int warpgroup, float decay, const float (&qbar)[2],
                                                const float (&weights)[16]) const {
-    if (!call.log_space) return decay >= least_unit;
+    if (!call.rules.log_space) return decay >= least_unit;
     bool all = is_unit(decay) && is_unit(qbar[0]) && is_unit(qbar[1]);
 #pragma unroll
     for (const float weight : weights) all = all && weight <= 0x1p64F;

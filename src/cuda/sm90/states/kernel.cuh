@@ -5,9 +5,9 @@
 
 #include "cuda/arch/cluster.cuh"
 #include "cuda/launch.h"
-#include "cuda/sm90/stages.h"
-#include "cuda/sm90/states/carrier.cuh"
+#include "cuda/sm90/entry.h"
 #include "cuda/sm90/states/movers.cuh"
+#include "cuda/sm90/states/state.cuh"
 
 namespace tfla::cuda::sm90 {
 
@@ -59,26 +59,28 @@ void launch_pass(const Call<float>& call, cudaStream_t stream) {
   constexpr bool reverse = Direction == Time::reverse;
   const auto tiles = [](int size, int step) { return (size + step - 1) / step; };
   Shape shape{};
-  shape.row_tiles = tiles(call.dqk, 64 * M);
-  shape.column_tiles = tiles(call.dhv, Columns);
-  shape.items = static_cast<int>(call.sequences) * call.heads * call.segments * shape.row_tiles * shape.column_tiles;
-  if (Which != Pass::proper) shape.items *= call.pieces;
+  shape.row_tiles = tiles(call.dims.dqk, 64 * M);
+  shape.column_tiles = tiles(call.dims.dhv, Columns);
+  shape.items = static_cast<int>(call.dims.sequences) * call.dims.heads * call.dims.segments * shape.row_tiles *
+                shape.column_tiles;
+  if (Which != Pass::proper) shape.items *= call.dims.pieces;
   typename Block::Maps maps{};
-  maps.x = token_map(call, reverse ? call.q : call.k, call.qk_heads, call.dqk, block_tokens);
-  maps.y = token_map(call, reverse ? call.dh : call.v, call.heads, call.dhv, block_tokens);
+  maps.x = token_map(call, reverse ? call.tensors.q : call.tensors.k, call.dims.qk_heads, call.dims.dqk, block_tokens);
+  maps.y = token_map(call, reverse ? call.tensors.dh : call.tensors.v, call.dims.heads, call.dims.dhv, block_tokens);
   const auto map_of = [&](const void* states) {
-    return matrix_map(states, call.numbers * call.heads, call.dqk, call.padded_dhv(), 64 * M);
+    return matrix_map(states, call.dims.chunk_count * call.dims.heads, call.dims.dqk, call.dims.padded_dhv(), 64 * M);
   };
-  if (Which == Pass::proper) maps.stored = map_of(reverse ? call.dstates : call.states);
-  if (Which == Pass::proper && reverse) maps.c = map_of(call.states);
+  if (Which == Pass::proper) maps.stored = map_of(reverse ? call.stored.dC : call.stored.C);
+  if (Which == Pass::proper && reverse) maps.c = map_of(call.stored.C);
   const auto start = [&](const typename Block::Shape& units, int blocks) {
     launch_chained("states", states_kernel<T, Direction, Which, M, Columns, Packed>, blocks, Residents::threads,
                    Space<Direction, M, Columns>::bytes, stream, maps, call, units);
   };
   if constexpr (Packed) {
     maps.nothing = nothing_map(call, block_tokens);
-    const Units units(call, call.heads * shape.row_tiles * shape.column_tiles, Residents::blocks);
-    start({shape, units, Divider(shape.row_tiles), Divider(shape.column_tiles), Divider(call.heads)}, units.blocks);
+    const Units units(call, call.dims.heads * shape.row_tiles * shape.column_tiles, Residents::blocks);
+    start({shape, units, Divider(shape.row_tiles), Divider(shape.column_tiles), Divider(call.dims.heads)},
+          units.blocks);
   } else {
     start(shape, std::min(shape.items, multiprocessors() * Residents::blocks));
   }
@@ -87,9 +89,9 @@ void launch_pass(const Call<float>& call, cudaStream_t stream) {
 // Which: totals alone, with the states they add up to, or what comes after.
 template <class T, Time Direction, Pass Which, int M, int Columns>
 void launch_step(const Call<float>& call, cudaStream_t stream) {
-  if (call.cu_seqlens != nullptr) {
+  if (call.packing.cu_seqlens != nullptr) {
     launch_pass<T, Direction, Which, M, Columns, true>(call, stream);
-    if (Which != Pass::proper) launch_packed_scan(call, Direction == Time::reverse, stream);
+    if (Which != Pass::proper) launch_packed_segment_scan(call, Direction == Time::reverse, stream);
     return;
   }
   launch_pass<T, Direction, Which, M, Columns, false>(call, stream);
@@ -98,10 +100,10 @@ void launch_step(const Call<float>& call, cudaStream_t stream) {
 
 template <class T, Time Direction, Pass Which>
 void launch(const Call<float>& call, cudaStream_t stream) {
-  if (call.dqk <= 64 && call.dhv <= 64) return launch_step<T, Direction, Which, 1, 64>(call, stream);
-  if (call.dqk <= 64 && call.dhv <= 128) return launch_step<T, Direction, Which, 1, 128>(call, stream);
-  if (call.dqk <= 64) return launch_step<T, Direction, Which, 1, 256>(call, stream);
-  if (call.dhv <= 128) return launch_step<T, Direction, Which, 2, 128>(call, stream);
+  if (call.dims.dqk <= 64 && call.dims.dhv <= 64) return launch_step<T, Direction, Which, 1, 64>(call, stream);
+  if (call.dims.dqk <= 64 && call.dims.dhv <= 128) return launch_step<T, Direction, Which, 1, 128>(call, stream);
+  if (call.dims.dqk <= 64) return launch_step<T, Direction, Which, 1, 256>(call, stream);
+  if (call.dims.dhv <= 128) return launch_step<T, Direction, Which, 2, 128>(call, stream);
   launch_step<T, Direction, Which, 2, 256>(call, stream);
 }
 
@@ -110,27 +112,27 @@ void launch(const Call<float>& call, cudaStream_t stream) {
 template <class T>
 void launch_segment_starts(const Call<float>& call, cudaStream_t stream) {
   using states::Pass;
-  if (call.segments == 1) return;
+  if (call.dims.segments == 1) return;
   // float16 keeps no states, and has one term of keys in either pass.
-  if (has_lifts<T> || call.kept_chunk > 0) return states::launch<T, Time::forward, Pass::totals>(call, stream);
+  if (has_lifts<T> || call.dims.kept_chunk > 0) return states::launch<T, Time::forward, Pass::totals>(call, stream);
   if constexpr (!has_lifts<T>) states::launch<T, Time::forward, Pass::rough_totals>(call, stream);
 }
 
 template <class T>
 void launch_segment_ends(const Call<float>& call, cudaStream_t stream) {
   using states::Pass;
-  if (call.segments > 1) states::launch<T, Time::reverse, Pass::totals>(call, stream);
+  if (call.dims.segments > 1) states::launch<T, Time::reverse, Pass::totals>(call, stream);
 }
 
 template <class T>
 void launch_states(const Call<float>& call, cudaStream_t stream) {
   using states::Pass;
-  if (call.segments > 1) states::launch<T, Time::forward, Pass::totals>(call, stream);
+  if (call.dims.segments > 1) states::launch<T, Time::forward, Pass::totals>(call, stream);
   states::launch<T, Time::forward, Pass::proper>(call, stream);
 }
 
 template <class T>
-void launch_dstates(const Call<float>& call, cudaStream_t stream) {
+void launch_grad_states(const Call<float>& call, cudaStream_t stream) {
   using states::Pass;
   launch_segment_ends<T>(call, stream);
   states::launch<T, Time::reverse, Pass::proper>(call, stream);

@@ -1,7 +1,7 @@
 // Stage `states` and its reverse-time twin on Hopper: the warps that move data.
 #pragma once
 
-#include "cuda/sm90/states/plan.cuh"
+#include "cuda/sm90/states/shared.cuh"
 
 namespace tfla::cuda::sm90::states {
 
@@ -35,21 +35,21 @@ struct Movers : Block<T, Direction, Which, M, Columns, Packed> {
       // Found once: the compiler puts the division between a slot's wait and its loads, which it then holds up.
       int x_head = 0;
       if (Packed) {
-        x_head = it.head / call.group;
+        x_head = it.head / call.dims.group;
         arch::forget(x_head);
       }
       for (BlockWalk<Direction, Item> walk(it, blocks_per_chunk()); walk.more() && adds(it, walk.chunk);
            walk.next(), ring.advance()) {
-        const int token = it.map_token(call) + walk.chunk * call.L + walk.block * block_tokens;
+        const int token = it.map_token(call) + walk.chunk * call.dims.L + walk.block * block_tokens;
         const int batch = it.map_batch(call);
         const unsigned slot = space + ring.slot * Space::slot_bytes;
         arch::wait(empty(ring.slot), ring.phase ^ 1);
         arch::arrive_expecting(full(ring.slot), Space::slot_bytes);
         for (int p = 0; p < M; ++p)
-          arch::load_box(slot + p * panel_bytes, map_for(maps.x, it.row + p * panel, call.dqk), full(ring.slot),
-                         it.row + p * panel, token, Packed ? x_head : it.head / call.group, batch);
+          arch::load_box(slot + p * panel_bytes, map_for(maps.x, it.row + p * panel, call.dims.dqk), full(ring.slot),
+                         it.row + p * panel, token, Packed ? x_head : it.head / call.dims.group, batch);
         for (int p = 0; p < Columns / panel; ++p)
-          arch::load_box(slot + Space::x_bytes + p * panel_bytes, map_for(maps.y, it.column + p * panel, call.dhv),
+          arch::load_box(slot + Space::x_bytes + p * panel_bytes, map_for(maps.y, it.column + p * panel, call.dims.dhv),
                          full(ring.slot), it.column + p * panel, token, it.head, batch);
       }
     });
@@ -59,22 +59,22 @@ struct Movers : Block<T, Direction, Which, M, Columns, Packed> {
     const int lane = threadIdx.x % 32;
     Ring<Space::slots> ring;
     each_item([&](const Item& it) {
-      const float* first = reverse ? call.qbar : call.abar;
+      const float* first = reverse ? call.gates.qbar : call.gates.abar;
       for (BlockWalk<Direction, Item> walk(it, blocks_per_chunk()); walk.more() && adds(it, walk.chunk);
            walk.next(), ring.advance()) {
-        const std::int64_t token = static_cast<std::int64_t>(walk.chunk) * call.L + walk.block * block_tokens;
-        const std::int64_t at = it.head * call.all_tokens() + it.first_token(call) + token;
+        const std::int64_t token = static_cast<std::int64_t>(walk.chunk) * call.dims.L + walk.block * block_tokens;
+        const std::int64_t at = it.head * call.dims.all_tokens() + it.first_token(call) + token;
         arch::wait(empty(ring.slot), ring.phase ^ 1);
         const unsigned to = gates(ring.slot);
         for (int t = lane; t < block_tokens; t += 32) {
           const bool valid = token + t < it.tokens(call);
           const std::int64_t from = valid ? at + t : at;
           arch::copy_small<4>(to + 4 * t, first + from, valid);
-          if (reverse) arch::copy_small<4>(to + 4 * (block_tokens + t), call.inverse + from, valid);
+          if (reverse) arch::copy_small<4>(to + 4 * (block_tokens + t), call.gates.inverse + from, valid);
         }
         if (lane == 0) {
-          const std::int64_t unit = (it.first_number + walk.chunk) * call.heads + it.head;
-          arch::copy_small<4>(to + 4 * 2 * block_tokens, call.gbar + unit, true);
+          const std::int64_t unit = (it.first_number + walk.chunk) * call.dims.heads + it.head;
+          arch::copy_small<4>(to + 4 * 2 * block_tokens, call.gates.gbar + unit, true);
         }
         arch::arrive_after_copies(full(ring.slot));
       }
@@ -86,7 +86,7 @@ struct Movers : Block<T, Direction, Which, M, Columns, Packed> {
     const auto load_c = [&](const Item& it, int chunk, int buffer) {
       const unsigned barrier = space + Space::loaded + 8 * buffer;
       arch::arrive_expecting(barrier, warpgroups * Space::half_bytes);
-      const auto unit = static_cast<int>((it.first_number + chunk) * call.heads + it.head);
+      const auto unit = static_cast<int>((it.first_number + chunk) * call.dims.heads + it.head);
       for (int p = 0; p < Columns / panel; ++p)
         arch::load_box(half(buffer, 0) + p * M * panel_bytes, &maps.c, barrier, it.column + p * panel, it.row, unit);
     };
@@ -99,7 +99,7 @@ struct Movers : Block<T, Direction, Which, M, Columns, Packed> {
         const int buffer = k % Space::buffers;
         arch::wait(space + Space::staged + 8 * buffer, turns >> buffer & 1);
         turns ^= 1U << buffer;
-        const auto unit = static_cast<int>((it.first_number + chunk) * call.heads + it.head);
+        const auto unit = static_cast<int>((it.first_number + chunk) * call.dims.heads + it.head);
         for (int p = 0; p < Columns / panel; ++p)
           arch::store_box(half(buffer, 0) + p * M * panel_bytes, &maps.stored, it.column + p * panel, it.row, unit);
         arch::commit_stores();

@@ -1,0 +1,205 @@
+// di and df from the sums over rows of dQ and dK.
+#include "cuda/launch.h"
+#include "cuda/portable/gate_block.cuh"
+
+namespace tfla::cuda {
+
+namespace {
+
+using namespace gate_block;
+
+template <class T>
+using RealOf = typename Config<T>::Real;
+
+// In the arithmetic of the call, not in double.
+template <class Real>
+__device__ Real sigmoid(Real x) {
+  return x >= 0 ? 1 / (1 + exp(-x)) : exp(x) / (1 + exp(x));
+}
+
+// Derivative of log sigmoid(cap(x)), or of cap(x) alone, by the raw gate x.
+template <class Real>
+__device__ Real gate_slope(const Call<Real>& call, bool log_sigmoid, Real x) {
+  const auto cap = static_cast<Real>(call.rules.cap);
+  const Real t = call.rules.capped ? tanh(x / cap) : Real{0};
+  return (1 - t * t) * (log_sigmoid ? sigmoid(-(call.rules.capped ? cap * t : x)) : Real{1});
+}
+
+// Vectors of one chunk and head, which come in parts that add up.
+template <class Real>
+struct Sums {
+  std::int64_t at, part_size;
+  int parts, length;
+
+  // Of neighbouring tokens; zero beyond the chunk.
+  template <int Terms>
+  __device__ __forceinline__ void gather(const Real* sums, int t, double (&to)[lane_tokens]) const {
+    const bool whole = t + lane_tokens <= length && at % lane_tokens == 0 && part_size % lane_tokens == 0;
+#pragma unroll
+    for (double& x : to) x = 0;
+    for (int part = 0; part < Terms * parts; ++part) {
+      const Real* from = sums + part * part_size + at + t;
+      Real x[lane_tokens];
+      if (whole) {
+        constexpr int pieces = static_cast<int>(sizeof(x) / sizeof(float4));
+        float4 piece[pieces];
+#pragma unroll
+        for (int p = 0; p < pieces; ++p) piece[p] = reinterpret_cast<const float4*>(from)[p];
+        memcpy(x, piece, sizeof(x));
+      } else {
+#pragma unroll
+        for (int e = 0; e < lane_tokens; ++e) x[e] = t + e < length ? from[e] : Real{0};
+      }
+#pragma unroll
+      for (int e = 0; e < lane_tokens; ++e) to[e] += static_cast<double>(x[e]);
+    }
+  }
+  template <int Terms>
+  __device__ __forceinline__ double total(const Real* sums, int t) const {
+    double x[lane_tokens];
+    gather<Terms>(sums, t, x);
+    return (x[0] + x[1]) + (x[2] + x[3]);
+  }
+};
+
+// The raw gate of a thread's tokens times the gradient of its logarithm, which lies in `from`.
+template <class Real>
+__device__ __forceinline__ void write_gradient(const Call<Real>& call, const Chunk& chunk, int start, int first_head,
+                                               const Strided& gate, const Strided& gradient, GateType type,
+                                               bool log_sigmoid, const Slab<Real>& from) {
+  const ByTokens mine;
+  if (first_head + mine.head >= call.dims.heads) return;
+  const auto token = [&](int x) { return start + mine.place + x * ByTokens::step; };
+  const auto at = [&](const Strided& rows, int x) {
+    return gate_at(rows, chunk.batch, chunk.token + token(x), first_head + mine.head);
+  };
+  with_gate(gate, type, [&](auto* data) {
+    using Gate = std::remove_reference_t<decltype(*data)>;
+    Gate raw[ByTokens::rounds];  // all loads go out before the first is waited for
+#pragma unroll
+    for (int x = 0; x < ByTokens::rounds; ++x)
+      if (token(x) < chunk.length) raw[x] = data[at(gate, x)];
+#pragma unroll
+    for (int x = 0; x < ByTokens::rounds; ++x) {
+      if (token(x) >= chunk.length) continue;
+      const Real slope = gate_slope(call, log_sigmoid, gate_as<Real>(raw[x]));
+      const Real value = from.of[mine.head][mine.place + x * ByTokens::step] * slope;
+      Gate& to = static_cast<Gate*>(gradient.data)[at(gradient, x)];
+      if constexpr (is_16_bit<Gate>)
+        to = narrow<Gate>(static_cast<float>(value));
+      else
+        to = static_cast<Gate>(value);
+    }
+  });
+}
+
+// dlogf_t = sum_{s >= t, same chunk} (row_s - column_s) + <C, dC> at the end of the chunk; dlogi = column.
+//
+// A chunk says what <C, dC> is at its end: `through`, of C at its start, and what it adds itself, the sum of `outflow`.
+// So does the chunk before it, less the row - column of this one, and the chunk after it, with its own row - column.
+// C and dC are rounded in each chunk anew, so a mean of the three is closer where nothing is forgotten; where much is,
+// the roundings of outflow cancel in row - column of the own chunk alone. Hence the weights: what is kept of the state
+// in between. Without a gradient of the last state the last chunk is taken at its word, which is zero.
+//
+// A block has some heads of a chunk, and works from its last token to the first. Terms: Config::sum_terms.
+template <class Real, int Terms>
+__global__ void __launch_bounds__(threads, sizeof(Real) == 8 ? 2 : 3)
+    gate_gradients_kernel(Call<Real> call, int parts, int through_parts) {
+  __shared__ Slab<Real> dlogi, dlogf;
+  arch::after_previous_kernel();
+  arch::let_next_kernel_start();
+  const std::int64_t number = blockIdx.x / head_groups(call);
+  const Chunk chunk = call.packing.chunks[number];
+  if (chunk.length == 0) return;
+  const int first_head = static_cast<int>(blockIdx.x % head_groups(call)) * heads;
+  const int warp = static_cast<int>(threadIdx.x) / warp_size, lane = static_cast<int>(threadIdx.x) % warp_size;
+  const int head =
+      min(first_head + warp, call.dims.heads - 1);  // those beyond do what the last one does, and nobody looks
+  const auto sums_of = [&](const Chunk& of) {
+    return Sums<Real>{call.dims.vector(of, head), call.dims.heads * call.dims.all_tokens(), parts, of.length};
+  };
+  const Sums<Real> sums = sums_of(chunk);
+
+  // This lane's part of what a chunk says, and of its row - column.
+  const auto said = [&](std::int64_t which, const Sums<Real>& of) {
+    double sum = 0;
+    const double* through = call.sums.through + (which * call.dims.heads + head) * through_parts;
+    for (int part = lane; part < through_parts; part += warp_size) sum += through[part];
+    for (int t = lane * lane_tokens; t < of.length; t += slab_tokens) sum += of.template total<1>(call.sums.outflow, t);
+    return sum;
+  };
+  const auto change = [&](const Sums<Real>& of) {
+    double sum = 0;
+    for (int t = lane * lane_tokens; t < of.length; t += slab_tokens)
+      sum += of.template total<Terms>(call.sums.rows, t) - of.template total<Terms>(call.sums.columns, t);
+    return sum;
+  };
+  double ending = said(number, sums), weights = 1;
+  const Chunk next = number + 1 < call.dims.chunk_count ? call.packing.chunks[number + 1] : Chunk{};
+  const bool has_next = next.length > 0 && next.first == chunk.first;
+  if (has_next) {
+    const Sums<Real> of = sums_of(next);
+    const double weight = call.gates.gbar[(number + 1) * call.dims.heads + head];
+    ending += weight * (said(number + 1, of) + change(of));
+    weights += weight;
+  }
+  if (number > chunk.first && (has_next || call.carried.dC_last.data != nullptr)) {
+    const double weight = call.gates.gbar[number * call.dims.heads + head];
+    ending += weight * (said(number - 1, sums_of(call.packing.chunks[number - 1])) - change(sums));
+    weights += weight;
+  }
+#pragma unroll
+  for (int offset = warp_size / 2; offset > 0; offset /= 2) ending += __shfl_xor_sync(0xFFFFFFFFU, ending, offset);
+  ending /= weights;
+
+  // Walking backwards, `later` holds the sum of row - column over the tokens after the slab.
+  double later = 0;
+  for (int start = (chunk.length - 1) / slab_tokens * slab_tokens; start >= 0; start -= slab_tokens) {
+    const int t = start + lane * lane_tokens;
+    double row[lane_tokens], column[lane_tokens];
+    sums.template gather<Terms>(call.sums.rows, t, row);
+    sums.template gather<Terms>(call.sums.columns, t, column);
+    double suffix[lane_tokens];
+#pragma unroll
+    for (int x = lane_tokens - 1; x >= 0; --x)
+      suffix[x] = row[x] - column[x] + (x + 1 < lane_tokens ? suffix[x + 1] : 0);
+    double all = suffix[0];  // of this lane and those after it
+#pragma unroll
+    for (int offset = 1; offset < warp_size; offset *= 2) {
+      const double other = __shfl_down_sync(0xFFFFFFFFU, all, offset);
+      if (lane + offset < warp_size) all += other;
+    }
+    const double after = __shfl_down_sync(0xFFFFFFFFU, all, 1);
+    const double beyond = ending + later + (lane + 1 < warp_size ? after : 0);
+#pragma unroll
+    for (int x = 0; x < lane_tokens; ++x) {
+      dlogi.of[warp][lane * lane_tokens + x] = static_cast<Real>(column[x]);
+      dlogf.of[warp][lane * lane_tokens + x] = static_cast<Real>(beyond + suffix[x]);
+    }
+    later += __shfl_sync(0xFFFFFFFFU, all, 0);
+    __syncthreads();
+    write_gradient(call, chunk, start, first_head, call.tensors.i, call.tensors.di, call.rules.i_type,
+                   !call.rules.log_space && !call.rules.exponential, dlogi);
+    write_gradient(call, chunk, start, first_head, call.tensors.f, call.tensors.df, call.rules.f_type,
+                   !call.rules.log_space, dlogf);
+    __syncthreads();  // before the slab before this one is written
+  }
+}
+
+}  // namespace
+
+template <class T>
+void launch_grad_gates(const Call<RealOf<T>>& call, cudaStream_t stream) {
+  if (call.dims.chunk_count == 0) return;
+  const int dqk_tiles = (call.dims.dqk + Config<T>::width - 1) / Config<T>::width;
+  launch_chained("gate_gradients", gate_gradients_kernel<RealOf<T>, Config<T>::sum_terms>,
+                 call.dims.chunk_count * head_groups(call), threads, 0, stream, call, dqk_tiles,
+                 call.sums.through_parts);
+}
+
+template void launch_grad_gates<__nv_bfloat16>(const Call<float>&, cudaStream_t);
+template void launch_grad_gates<__half>(const Call<float>&, cudaStream_t);
+template void launch_grad_gates<float>(const Call<float>&, cudaStream_t);
+template void launch_grad_gates<double>(const Call<double>&, cudaStream_t);
+
+}  // namespace tfla::cuda

@@ -1,0 +1,38 @@
+// Tensors as the tensor memory accelerator sees them.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cuda/call.h"
+
+namespace tfla::cuda::sm90 {
+
+// Columns of a box: with the 128-byte swizzle no more than 64 numbers of 16 bits.
+inline constexpr int panel = 64;
+
+// Whether boxes of `rows` can be copied: 16-byte steps between rows, heads and batches, below 2^40 bytes.
+// packed_tokens: of packed sequences, whose map begins that many rows before the tensor; 0: a dense batch.
+[[nodiscard]] bool has_map(const Strided& rows, std::int64_t packed_tokens);
+
+// A [B,T,H,D] tensor of 16-bit numbers as (column, token, head, batch) in boxes of 64 columns by box_tokens; columns
+// beyond D and tokens beyond T read as zero, and are not written.
+//
+// Packed sequences end inside of the tensor, at places that the host does not know, and the accelerator has to stop
+// there too. In their map the fourth axis steps along the tokens as the second one does, and both begin T tokens before
+// the tensor: token t of a sequence is at (column, T - length + t, head, end of the sequence), and what lies beyond its
+// end lies beyond the second axis.
+[[nodiscard]] CUtensorMap token_map(const Call<float>& call, const Strided& rows, std::int64_t heads,
+                                    std::int64_t columns, int box_tokens);
+
+// Boxes without anything of a tensor in them are loaded from here instead: zeros wherever they are. Loaded through the
+// map of packed sequences they fault where the memory before the tensor is not mapped (docs/hopper.md).
+[[nodiscard]] CUtensorMap nothing_map(const Call<float>& call, int box_tokens);
+
+// [matrices, rows, columns] of 16-bit numbers as (column, row, matrix) in boxes of 64 columns by box_rows; rows beyond
+// those of the matrix read as zero too.
+[[nodiscard]] CUtensorMap matrix_map(const void* data, std::int64_t matrices, std::int64_t rows, std::int64_t columns,
+                                     int box_rows);
+
+}  // namespace tfla::cuda::sm90

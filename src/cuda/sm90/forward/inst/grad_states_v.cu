@@ -1,0 +1,64 @@
+// Stages `dstates` and `values` in one kernel on Hopper: the reverse-time twin of forward.cu.
+//
+//   dV = abar K dC + P^T dH                 H = qbar Q C + P V, times scale / den
+//   dC <- gbar dC + (qbar Q)^T dH           C <- gbar C + (abar K)^T V
+//
+// with P of a block and its state as there. It is the same kernel with Q and K, V and dH, H and dV in each other's
+// place, blocks of 64 tokens in the other order, and queries before their keys masked. scale / den belongs to the
+// queries, which are columns here, so it is in their gate vectors (gates.cu). P is rounded once, as `values` does.
+//
+// For heads too wide for stage `gradients`, and for others where it fills the GPU better (plan.cc).
+#include "cuda/sm90/forward/kernel.cuh"
+
+namespace tfla::cuda::sm90 {
+
+namespace {
+
+using T = __nv_bfloat16;
+static_assert(token_block == block_tokens, "their gate vectors");
+
+template <int M, int N>
+void launch(const Call<float>& call, cudaStream_t stream) {
+  using forward::launch_packing;
+  call.packing.cu_seqlens == nullptr ? launch_packing<T, M, N, false, true, false, Time::reverse>(call, stream)
+                                     : launch_packing<T, M, N, false, true, true, Time::reverse>(call, stream);
+}
+
+// Forward's names for what it reads and writes.
+Call<float> twin_of(const Call<float>& call) {
+  Call<float> twin = call;
+  twin.dims.L = block_tokens;
+  twin.dims.kept_chunk = call.dims.L;
+  const int blocks = call.dims.L / block_tokens;  // of a chunk
+  if (call.dims.chunks_per_row > 0)
+    twin.dims.chunks_per_row = static_cast<int>((call.dims.tokens + block_tokens - 1) / block_tokens);
+  twin.dims.chunks_per_segment *= blocks;
+  twin.dims.chunks_per_piece *= blocks;
+  twin.tensors.q = call.tensors.k;
+  twin.tensors.k = call.tensors.q;
+  twin.tensors.v = call.tensors.dh;
+  twin.tensors.h = call.tensors.dv;
+  twin.carried.C0 = call.carried.dC_last;
+  twin.carried.C_last = call.carried.dC0;
+  twin.carried.n_last = call.carried.dn0;
+  twin.stored.C = call.stored.dC;
+  twin.gates.u = call.gates.log_c;
+  twin.gates.log_c = call.gates.block_u;
+  twin.gates.qbar = call.gates.block_abar;
+  twin.gates.abar = call.gates.block_qbar;
+  twin.gates.gbar = call.gates.block_gbar;
+  return twin;
+}
+
+}  // namespace
+
+bool takes_grad_states_v(std::int64_t dqk, std::int64_t dhv) { return dqk <= kernel_dqk && (dqk > 128 || dhv > 64); }
+
+void launch_grad_states_v(const Call<float>& call, cudaStream_t stream) {
+  launch_segment_ends<T>(call, stream);
+  const Call<float> twin = twin_of(call);
+  if (call.dims.dqk > 128) return call.dims.dhv > 64 ? launch<4, 128>(twin, stream) : launch<4, 64>(twin, stream);
+  call.dims.dqk > 64 ? launch<2, 128>(twin, stream) : launch<1, 128>(twin, stream);
+}
+
+}  // namespace tfla::cuda::sm90

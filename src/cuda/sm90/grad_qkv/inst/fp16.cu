@@ -1,0 +1,8 @@
+// The kernels of gradients.cu for float16, in a file of their own because they take long to compile.
+#include "cuda/sm90/grad_qkv/kernel.cuh"
+
+namespace tfla::cuda::sm90 {
+
+template void launch_grad_qkv<__half>(const Call<float>&, cudaStream_t);
+
+}  // namespace tfla::cuda::sm90

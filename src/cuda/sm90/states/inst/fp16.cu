@@ -1,0 +1,11 @@
+// The kernels of states.cu for float16, in a file of their own because they take long to compile.
+#include "cuda/sm90/states/kernel.cuh"
+
+namespace tfla::cuda::sm90 {
+
+template void launch_segment_starts<__half>(const Call<float>&, cudaStream_t);
+template void launch_segment_ends<__half>(const Call<float>&, cudaStream_t);
+template void launch_states<__half>(const Call<float>&, cudaStream_t);
+template void launch_grad_states<__half>(const Call<float>&, cudaStream_t);
+
+}  // namespace tfla::cuda::sm90
