@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "blas.h"
-#include "cpu/run.h"
+#include "plan/backend.h"
 #include "reference/harness.h"
 #include "reference/tensor.h"
 #include "report.h"
@@ -48,7 +48,7 @@ double seconds(const Args& args, Ranges ranges, const Run& run) {
   Plan forced = plan(args, {.threads = 1});
   forced.tile = ranges.tile;
   forced.chunk = ranges.chunk;
-  forced.scratch_bytes = cpu::scratch_bytes(forced);
+  forced.scratch_bytes = cpu_scratch_bytes(forced);
   const reference::Buffer scratch(static_cast<std::int64_t>(forced.scratch_bytes));
   const auto once = [&] { run(args, forced, std::span(scratch.data(), forced.scratch_bytes)); };
   once();

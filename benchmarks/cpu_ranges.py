@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Measures forward and backward over tile lengths and chunk sizes on one core, fits the cost model's constants to it,
-and writes docs/benchmarks/cpu_ranges.json and src/core/cost/cpu_rates.h. Build the library again afterwards; where the
+and writes docs/benchmarks/cpu_ranges.json and src/plan/cost/cpu_rates.h. Build the library again afterwards; where the
 new constants move a default of the plan (a test says so), measure once more."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORT = ROOT / "docs/benchmarks/cpu_ranges.json"
-HEADER = ROOT / "src/core/cost/cpu_rates.h"
+HEADER = ROOT / "src/plan/cost/cpu_rates.h"
 ITEM = 4  # bytes of a float
 NAMES = ("flop", "square", "state", "row")
 # Matrix products per token with the state, and per column of a square with dqk and dhv: analysis::products.
@@ -45,7 +45,7 @@ inline constexpr CpuRates cpu_backward_rates = {{{backward}}};
 
 
 def features(operation: str, row: dict[str, Any]) -> list[float]:
-    """What one token of one head costs, in units of each constant; src/core/cost/cpu_time.cc says the same."""
+    """What one token of one head costs, in units of each constant; src/plan/cost/cpu_time.cc says the same."""
     dqk, dhv, tile, chunk = (float(row[key]) for key in ("dqk", "dhv", "tile", "chunk"))
     state, square_qk, square_hv = PRODUCTS[operation]
     rebuilt = 1 - tile / chunk if operation == "backward" else 0.0

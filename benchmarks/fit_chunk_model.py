@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Fits the cost model to times over chunk sizes on a GPU (benchmarks/chunk_sizes.py) and prints the constants, and
-beside every measured time the one they predict. With --write they go into src/core/cost/cuda_rates.h, from which the
+beside every measured time the one they predict. With --write they go into src/plan/cost/cuda_rates.h, from which the
 plan's default chunk follows: build again.
 
 A token of one head costs: operations of the products, elements of a chunk's squares on and below the diagonal (tiles of
-64), bytes of its state over the chunk, bytes of its rows; src/core/cost/cuda_time.cc says the same."""
+64), bytes of its state over the chunk, bytes of its rows; src/plan/cost/cuda_time.cc says the same."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parent.parent
-HEADER = ROOT / "src/core/cost/cuda_rates.h"
+HEADER = ROOT / "src/plan/cost/cuda_rates.h"
 Row = dict[str, Any]
 Array = NDArray[np.float64]
 

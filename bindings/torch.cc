@@ -233,7 +233,7 @@ template <Form Which>
 void mlstm_with_rows(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*outputs*/) {
   Arguments given(stack);
   Sequence s = take_sequence(given, Which);
-  s.options.keep_rows = true;
+  s.options.keep = tfla::Keep::denominators;
   const Place place(s.q);
   Owned h = place.empty_like("v", s.v);
   auto args = forward_args(Views(place, s.head_first), s, h);
@@ -313,7 +313,7 @@ void mlstm_backward(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t
   if (rows) {
     const TensorRef kept = rows;
     place.check("rows", kept);
-    args.options.keep_rows = true;
+    args.options.keep = tfla::Keep::denominators;
     args.saved = {static_cast<const std::byte*>(kept.data()), static_cast<std::size_t>(kept.count())};
   }
   if constexpr (Which == Form::alone) {

@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "analyse.h"
-#include "core/cost/cpu_time.h"
 #include "options.h"
+#include "plan/cost/cpu_time.h"
 
 namespace tfla::cli {
 namespace {

@@ -9,8 +9,7 @@
 
 #include "blas.h"
 #include "commands.h"
-#include "cuda/record.h"
-#include "cuda/run.h"
+#include "plan/backend.h"
 #include "report.h"
 #include "table.h"
 
@@ -40,15 +39,15 @@ int bench(BenchOptions options) {
   constexpr double usual_min_time = 0.5;
   constexpr double quick_min_time = 0.1;
   const bool on_gpu = options.common.execution.device == Device::cuda;
-  if (on_gpu) cuda::check_available();
+  if (on_gpu) backend(Device::cuda).check_available();
   if (on_gpu && options.gemm) throw UsageError("tfla: --gemm times the BLAS of the CPU; it takes --device cpu");
   if (options.gemm) check_blas();
   if (options.times.all == 0) options.times.all = options.quick ? quick_min_time : usual_min_time;
   const int threads = resolved_threads(options.common.execution);
   JsonFile file(options.json);
   const BenchResult result = run_bench(options);
-  const std::string where =
-      on_gpu ? cuda::device_name() : fmt::format("{}, {} thread{}", cpu_model(), threads, threads == 1 ? "" : "s");
+  const std::string where = on_gpu ? gpu_instruments().device_name()
+                                   : fmt::format("{}, {} thread{}", cpu_model(), threads, threads == 1 ? "" : "s");
   fmt::print("tfla {} on {}\n\n{}", version(), where, to_text(result, use_color(stdout)));
   nlohmann::ordered_json report = describe_run(options.common.execution.device, threads);
   report.update(to_json(result));

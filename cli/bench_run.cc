@@ -8,8 +8,7 @@
 #include <tuple>
 
 #include "bench.h"
-#include "cuda/record.h"
-#include "cuda/run.h"
+#include "plan/backend.h"
 #include "progress.h"
 #include "reference/harness.h"
 #include "report.h"
@@ -80,7 +79,7 @@ MlstmOptions mlstm_options(const BenchOptions& options, InputGate gate, Formulat
   out.formulation = formulation;
   out.chunk_size = options.common.chunk;
   // On a GPU, training is fastest with the states of forward at hand, and takes no more memory at its peak.
-  out.keep_states = options.common.execution.device == Device::cuda && options.training;
+  if (options.common.execution.device == Device::cuda && options.training) out.keep = Keep::states;
   return out;
 }
 
@@ -93,7 +92,7 @@ double error_of_h(MlstmShape shape, const MlstmOptions& options, const Execution
   description.regime = reference::Regime::trained_like;
   description.shape = shape;
   description.options = options;
-  description.options.keep_states = false;  // what would be kept depends on the kernels, and h does not
+  description.options.keep = Keep::nothing;  // what would be kept depends on the kernels, and h does not
   description.device = execution.device;
   reference::Problem problem(description);
   forward(problem.forward(), execution);
@@ -108,15 +107,15 @@ double error_of_h(MlstmShape shape, const MlstmOptions& options, const Execution
 // remains is the time of its kernels.
 std::vector<Timing> time_calls(const std::function<void(void*)>& call, Device device, MeasureTimes times,
                                const std::function<void()>& other) {
-  std::optional<cuda::Recording> recorded;
+  std::unique_ptr<Recording> recorded;
   std::vector<std::function<void()>> calls = {[&] { call(nullptr); }};
   if (device == Device::cuda) {
-    recorded.emplace(call);
+    recorded = gpu_instruments().record(call);
     calls[0] = [&] { recorded->replay(); };
   }
   if (other) calls.push_back(other);
   return measure(calls, times, [device] {
-    if (device == Device::cuda) cuda::synchronize();
+    if (device == Device::cuda) gpu_instruments().synchronize();
   });
 }
 
@@ -145,8 +144,8 @@ SequenceRow time_sequence(const Workload& workload, const Variant& variant, cons
     if (variant.training) backward(backward_args, row.plans.back(), scratch.span(), stream);
   };
   if (execution.device == Device::cuda) {
-    const cuda::Recording recorded(call);
-    row.burst = measure_burst([&] { return recorded.replay_seconds(); });
+    const std::unique_ptr<Recording> recorded = gpu_instruments().record(call);
+    row.burst = measure_burst([&] { return recorded->replay_seconds(); });
   }
   row.timing = time_calls(call, execution.device, options.times, {}).front();
   row.scratch_bytes += saved.size();

@@ -99,8 +99,8 @@ Case random_case(std::uint64_t seed, const Execution& execution) {
   if (draw.chance(3)) c.options.soft_cap = 15;
   if (draw.chance(4)) c.options.qk_scale = 0.3;
   if (c.device == Device::cuda) {
-    c.options.keep_states = draw.chance(3);
-    c.options.keep_rows = !c.options.keep_states && draw.chance(2);
+    const bool states = draw.chance(3), denominators = !states && draw.chance(2);
+    c.options.keep = states ? Keep::states : denominators ? Keep::denominators : Keep::nothing;
   }
   return c;
 }
@@ -178,9 +178,9 @@ std::string describe_case(const Case& c) {
       s.dqk, s.dhv, tfla::name(s.dtype), tfla::name(s.gate_dtype), c.options.eps, c.options.chunk_size,
       c.initial_state ? (c.in_place ? ", state in place" : ", state") : "", c.last_state_grad ? ", dstate" : "",
       c.options.exact_normalizer_grad ? ", exact" : "", c.options.soft_cap ? ", cap" : "",
-      c.options.keep_states ? ", keeps states"
-      : c.options.keep_rows ? ", keeps rows"
-                            : "");
+      c.options.keep == Keep::states         ? ", keeps states"
+      : c.options.keep == Keep::denominators ? ", keeps denominators"
+                                             : "");
 }
 
 }  // namespace

@@ -34,7 +34,8 @@ Operands random_operands(int worker) {
 Copy::Copy(std::size_t bytes, int threads, Device device)
     : from_(bytes, device), to_(bytes, device), threads_(threads) {
   if (device == Device::cuda)
-    recorded_.emplace([&](void* stream) { cuda::copy_on(stream, to_.data(), from_.data(), bytes); });
+    recorded_ = gpu_instruments().record(
+        [&](void* stream) { gpu_instruments().copy_on(stream, to_.data(), from_.data(), bytes); });
   else
     std::memset(from_.data(), 1, bytes);
 }

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "cuda/record.h"
+#include "plan/backend.h"
 #include "workload.h"
 
 namespace tfla::cli {
@@ -21,7 +21,7 @@ class Copy {
   Buffer from_;
   Buffer to_;
   int threads_;
-  std::optional<cuda::Recording> recorded_;  // on a GPU
+  std::unique_ptr<Recording> recorded_;  // on a GPU
 };
 
 struct ProductRate {

@@ -9,8 +9,8 @@
 #include <string>
 #include <thread>
 
-#include "cuda/record.h"
 #include "options.h"
+#include "plan/backend.h"
 
 namespace tfla::cli {
 namespace {
@@ -69,7 +69,7 @@ nlohmann::ordered_json describe_run(Device device, int threads) {
                                 {"cores", std::thread::hardware_concurrency()},
                                 {"compiler", compiler()},
                                 {"threads", threads}};
-  if (device == Device::cuda) run["gpu"] = cuda::device_name();
+  if (device == Device::cuda) run["gpu"] = gpu_instruments().device_name();
   return run;
 }
 

@@ -6,8 +6,7 @@
 #include <new>
 
 #include "core/huge_pages.h"
-#include "cuda/record.h"
-#include "cuda/run.h"
+#include "plan/backend.h"
 #include "reference/regimes.h"
 #include "reference/values.h"
 
@@ -40,7 +39,7 @@ Buffer filled(DType dtype, std::int64_t count, Stream stream, Normal law, Device
   if (device == Device::cpu) return buffer;
   Buffer there(bytes_of(dtype, count), device);
   for (std::size_t at = 0; at < there.size(); at += buffer.size())
-    cuda::copy(there.data() + at, buffer.data(), std::min(buffer.size(), there.size() - at));
+    gpu_instruments().copy(there.data() + at, buffer.data(), std::min(buffer.size(), there.size() - at));
   return there;
 }
 
@@ -80,14 +79,14 @@ DType state_dtype(const MlstmShape& shape) { return shape.dtype == DType::float6
 
 void Buffer::Free::operator()(std::byte* memory) const {
   if (device == Device::cuda)
-    cuda::release(memory, nullptr);
+    backend(Device::cuda).release(memory, nullptr);
   else
     std::free(memory);
 }
 
 Buffer::Buffer(std::size_t bytes, Device device, Pages pages) : data_(nullptr, Free{device}), bytes_(bytes) {
   if (device == Device::cuda) {
-    data_.reset(cuda::allocate(bytes, nullptr));
+    data_.reset(backend(Device::cuda).allocate(bytes, nullptr));
     return;
   }
   const std::size_t rounded = (bytes / scratch_alignment + 1) * scratch_alignment;

@@ -225,8 +225,7 @@ std::vector<Case> on_gpu(std::vector<Case> all) {
   for (std::size_t index = 0; index < all.size(); ++index) {
     all[index].device = Device::cuda;
     // Two cases of three hand something from forward to backward.
-    all[index].options.keep_states = index % 3 == 1;
-    all[index].options.keep_rows = index % 3 == 2;
+    all[index].options.keep = std::array{Keep::nothing, Keep::states, Keep::denominators}[index % 3];
   }
   return all;
 }

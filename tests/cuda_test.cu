@@ -39,7 +39,7 @@ TEST_F(Cuda, SameBitsFromRunToRun) {
       Case c =
           gpu_case({.batch = 2, .tokens = 1000, .qk_heads = 2, .heads = 4, .dqk = 128, .dhv = 256, .dtype = dtype});
       c.options.exact_normalizer_grad = true;
-      c.options.keep_states = keep;
+      c.options.keep = keep ? Keep::states : Keep::nothing;
       c.initial_state = c.last_state_grad = true;
       Problem problem(c);
       const Snapshot expected = run_both(problem, on_gpu);
@@ -54,7 +54,7 @@ TEST_F(Cuda, GraphsFollowDataAndLengths) {
       gpu_case({.batch = 1, .tokens = 700, .qk_heads = 1, .heads = 2, .dqk = 64, .dhv = 96, .dtype = DType::bfloat16});
   c.cu_seqlens = {0, 130, 130, 451, 700};
   c.initial_state = true;
-  c.options.keep_states = true;
+  c.options.keep = Keep::states;
   Problem problem(c);
   const Plan plans[2] = {plan(problem.forward(), on_gpu), plan(problem.backward(), on_gpu)};
   std::byte* scratch = nullptr;

@@ -128,9 +128,9 @@ void check_packed_shapes(DType dtype) {
   for (const PackedShape& shape : packed_shapes) {
     keep = !keep;
     Case c = case_of(shape, dtype);
-    c.options.keep_states = keep;
+    c.options.keep = keep ? Keep::states : Keep::nothing;
     if (!has_kernels(shape, dtype)) {
-      EXPECT_FALSE(plan(Problem(c).forward(), on_gpu).hopper) << label(c);
+      EXPECT_FALSE(runs_on_hopper(plan(Problem(c).forward(), on_gpu))) << label(c);
       continue;
     }
     check_on_hopper(c, shape.qk_heads == shape.heads);
@@ -207,7 +207,7 @@ void check_packed_norm_gradients(DType dtype) {
     if (exact) c.regime = Regime::randn;  // trained_like has rows whose q.n cancels: bad for any kernels
     c.options.normalizer = Normalizer::max;
     c.options.exact_normalizer_grad = exact;
-    c.options.keep_states = shape.states;
+    c.options.keep = shape.states ? Keep::states : Keep::nothing;
     check_on_hopper(c, true, {}, true);
   }
 }
@@ -266,7 +266,7 @@ TEST_F(Cuda, PackedEqualsSeparateOnHopper) {
                                         {256, 512, DType::float16}}) {
     const Case c = packed_case(lengths, 3, 3, dqk, dhv, dtype);
     Problem problem(c);
-    EXPECT_TRUE(plan(problem.backward(), on_gpu).hopper_gradients);
+    EXPECT_TRUE(has_hopper_gradients(plan(problem.backward(), on_gpu)));
     const Snapshot packed = run_both(problem, on_gpu);
     problem.poison();
     for (std::size_t s = 0; s < lengths.size(); ++s) {
@@ -297,7 +297,7 @@ TEST_F(Cuda, BadBoundariesStayInTheTensors) {
        {Row{96, DType::bfloat16}, {264, DType::bfloat16}, {96, DType::float16}, {264, DType::float16}}) {
     Case c = packed_case({300, 300, 600}, 1, 1, 64, dhv, dtype);
     c.initial_state = true;
-    c.options.keep_states = true;
+    c.options.keep = Keep::states;
     Problem problem(c);
     auto* numbers = static_cast<std::int64_t*>(const_cast<void*>(problem.forward().cu_seqlens.data));
     for (const std::vector<std::int64_t>& bad : {std::vector<std::int64_t>{0, 1200, 0, 1200},
@@ -327,7 +327,7 @@ TEST_F(Cuda, NanStaysInItsSequenceOnHopper) {
        {Poison{NAN, 128}, {INFINITY, 128}, {NAN, 256}, {NAN, 128, DType::float16}, {INFINITY, 256, DType::float16}}) {
     const Case c = packed_case(lengths, heads, heads, poison.dqk, 2 * poison.dqk, poison.dtype);
     Problem problem(c);
-    EXPECT_TRUE(plan(problem.backward(), on_gpu).hopper_gradients);
+    EXPECT_TRUE(has_hopper_gradients(plan(problem.backward(), on_gpu)));
     const Snapshot clean = run_both(problem, on_gpu);
     const auto spoil = [&](const TensorView& view) {
       Values values = gather(view);

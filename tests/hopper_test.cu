@@ -31,13 +31,13 @@ Plan check_on_hopper(const Case& c, bool gradients, const std::function<void(Pro
     args.dlast_state.n = {};
   }
   const reference::Judge judge(problem, true);
-  EXPECT_TRUE(plan(problem.forward(), on_gpu).hopper) << label(c);
+  EXPECT_TRUE(runs_on_hopper(plan(problem.forward(), on_gpu))) << label(c);
   const Plan chosen = plan(problem.backward(), on_gpu);
   const bool wide = chosen.shape.dqk > 128 || chosen.shape.dhv > 256, bfloat16 = chosen.shape.dtype == DType::bfloat16;
-  EXPECT_EQ(chosen.hopper, gradients || bfloat16) << label(c);  // of float16 all of backward, or nothing
-  EXPECT_EQ(chosen.hopper_gradients, gradients) << label(c);
+  EXPECT_EQ(runs_on_hopper(chosen), gradients || bfloat16) << label(c);  // of float16 all of backward, or nothing
+  EXPECT_EQ(has_hopper_gradients(chosen), gradients) << label(c);
   const bool takes_reverse = gradients && bfloat16 && chosen.shape.dqk <= 256;
-  if (!takes_reverse || wide) EXPECT_EQ(chosen.hopper_reverse, takes_reverse) << label(c);
+  if (!takes_reverse || wide) EXPECT_EQ(on_hopper(chosen, Kernel::grad_states_v), takes_reverse) << label(c);
   forward(problem.forward(), on_gpu);
   backward(problem.backward(), on_gpu);
   EXPECT_TRUE(within_bounds(judge.forward_errors(), c)) << label(c);
@@ -130,7 +130,7 @@ void check_shapes_on_hopper(DType dtype) {
     const bool shorter = half && shape.tokens > 300 && shape.tokens < 2000;
     Case c = case_of(shape, dtype);
     if (shorter) c.shape.tokens = shape.tokens * 3 / 8;
-    c.options.keep_states = keep;
+    c.options.keep = keep ? Keep::states : Keep::nothing;
     pieces = std::max(pieces, check_on_hopper(c, true).pieces);
   }
   EXPECT_GT(pieces, 1);
@@ -165,7 +165,7 @@ TEST_F(Cuda, NarrowHeadsOnHopper) {
                               .gate = turn % 4 < 2 ? InputGate::exponential : InputGate::sigmoid,
                               .states = turn % 5 < 3};
       Case c = case_of(shape, DType::bfloat16);
-      c.options.keep_states = turn % 3 < 2;
+      c.options.keep = turn % 3 < 2 ? Keep::states : Keep::nothing;
       check_on_hopper(c, true);
     }
   constexpr HopperShape many[] = {
@@ -178,7 +178,7 @@ TEST_F(Cuda, NarrowHeadsOnHopper) {
   for (const HopperShape& shape : many)
     for (const bool keep : {false, true}) {
       Case c = case_of(shape, DType::bfloat16);
-      c.options.keep_states = keep;
+      c.options.keep = keep ? Keep::states : Keep::nothing;
       check_on_hopper(c, true);
     }
   for (const Regime regime : reference::all_regimes)
@@ -186,7 +186,7 @@ TEST_F(Cuda, NarrowHeadsOnHopper) {
       Case c = gpu_case(
           {.batch = 1, .tokens = 500, .qk_heads = 2, .heads = 2, .dqk = width, .dhv = width, .dtype = DType::bfloat16});
       c.regime = regime;
-      c.options.keep_states = true;
+      c.options.keep = Keep::states;
       check_on_hopper(c, true);
     }
 }
@@ -217,7 +217,7 @@ TEST_F(Cuda, ReverseOnHopper) {
     keep = !keep;
     Case c = case_of(shape, DType::bfloat16);
     c.options.chunk_size = 0;
-    c.options.keep_states = keep;
+    c.options.keep = keep ? Keep::states : Keep::nothing;
     check_on_hopper(c, true);
     c.shape.sequences = shape.batch;
     c.shape.longest = shape.tokens;
@@ -276,7 +276,7 @@ TEST_F(Cuda, NormGradientsOnHopper) {
       Case c = case_of(row.shape, dtype);
       c.options.normalizer = row.normalizer;
       c.options.exact_normalizer_grad = row.exact;
-      c.options.keep_states = keep;
+      c.options.keep = keep ? Keep::states : Keep::nothing;
       check_on_hopper(c, true, {}, true);
     }
 }
@@ -300,7 +300,7 @@ TEST_F(Cuda, NormGradientsInEveryRegimeOnHopper) {
                          .dhv = row.dhv,
                          .dtype = DType::bfloat16});
       c.regime = regime;
-      c.options = {.exact_normalizer_grad = row.exact, .keep_states = row.exact};
+      c.options = {.exact_normalizer_grad = row.exact, .keep = row.exact ? Keep::states : Keep::nothing};
       c.initial_state = c.last_state_grad = !row.exact || row.dqk == 256;
       check_on_hopper(c, true, {}, true);
     }
@@ -319,10 +319,10 @@ TEST_F(Cuda, TracesAgreeWithDstatesOnHopper) {
     MlstmBackward& args = problem.backward();
     const auto& shape = args.dlast_state.n.shape;
     overwrite(args.dlast_state.n, Values(static_cast<std::size_t>(shape[0] * shape[1] * shape[2])));
-    EXPECT_TRUE(plan(args, on_gpu).norm_gradients);
+    EXPECT_TRUE(on_hopper(plan(args, on_gpu), Kernel::grad_n));
     const Snapshot traces = run_both(problem, on_gpu);
     args.dlast_state.n = {};
-    EXPECT_FALSE(plan(args, on_gpu).norm_gradients);
+    EXPECT_FALSE(on_hopper(plan(args, on_gpu), Kernel::grad_n));
     const Snapshot dstates = run_both(problem, on_gpu);
     for (const char* name : {"dq", "dk", "dv", "di"})
       EXPECT_TRUE(close(traces.at(name), dstates.at(name), 0)) << name << " " << label(c);
@@ -431,7 +431,7 @@ TEST_F(Cuda, ForgettingOnHopper) {
         overwrite(view, values);
       }
       const reference::Judge judge(problem, false);
-      EXPECT_TRUE(plan(args, on_gpu).hopper);
+      EXPECT_TRUE(runs_on_hopper(plan(args, on_gpu)));
       forward(args, on_gpu);
       EXPECT_TRUE(within_bounds(judge.forward_errors(), c));
     }
@@ -469,7 +469,7 @@ TEST_F(Cuda, GrowingOnHopper) {
   continue_from(finite.forward().v, beyond.forward().v);
   const reference::Judge judge(finite, false);
   for (Problem* problem : {&finite, &beyond}) {
-    EXPECT_TRUE(plan(problem->forward(), on_gpu).hopper);
+    EXPECT_TRUE(runs_on_hopper(plan(problem->forward(), on_gpu)));
     forward(problem->forward(), on_gpu);
   }
   EXPECT_TRUE(within_bounds(judge.forward_errors(), c));
@@ -484,10 +484,10 @@ TEST_F(Cuda, WideHeadsKeepStatesOnHopper) {
   const auto check = [&](Regime regime, const MlstmShape& shape) {
     Case c = gpu_case(shape);
     c.regime = regime;
-    c.options.keep_states = true;
+    c.options.keep = Keep::states;
     Problem problem(c);
     const reference::Judge judge(problem, true);
-    EXPECT_FALSE(plan(problem.forward(), on_gpu).keeps_rows) << label(c);
+    EXPECT_EQ(plan(problem.forward(), on_gpu).keep, Keep::states) << label(c);
     forward(problem.forward(), on_gpu);
     backward(problem.backward(), on_gpu);
     EXPECT_TRUE(within_bounds(judge.forward_errors(), c)) << label(c);
@@ -522,8 +522,8 @@ TEST_F(Cuda, LongerChunksNeedLessMemoryOnHopper) {
                          .dtype = DType::bfloat16};
   std::size_t before = std::numeric_limits<std::size_t>::max();
   for (const std::int64_t chunk : {128, 256, 512, 1024, 2048}) {
-    const Plan chosen = plan(Operation::backward, shape, {.chunk_size = chunk, .keep_states = true}, on_gpu);
-    EXPECT_TRUE(chosen.hopper_gradients);
+    const Plan chosen = plan(Operation::backward, shape, {.chunk_size = chunk, .keep = Keep::states}, on_gpu);
+    EXPECT_TRUE(has_hopper_gradients(chosen));
     EXPECT_EQ(chosen.slices, chunk / 128);
     EXPECT_LT(chosen.scratch_bytes + chosen.saved_bytes, before);
     before = chosen.scratch_bytes + chosen.saved_bytes;
@@ -541,7 +541,7 @@ TEST_F(Cuda, NanStaysInItsHeadOnHopper) {
   Values v = gather(problem.forward().v);
   for (std::int64_t column = 0; column < 96; ++column) v[static_cast<std::size_t>(5 * 3 + 1) * 96 + column] = NAN;
   overwrite(problem.forward().v, v);
-  EXPECT_TRUE(plan(problem.backward(), on_gpu).hopper_gradients);
+  EXPECT_TRUE(has_hopper_gradients(plan(problem.backward(), on_gpu)));
   const Snapshot dirty = run_both(problem, on_gpu);
   for (const char* name : {"dq", "dk", "dv", "di", "df"}) {
     const std::size_t width = clean.at(name).size() / (2 * 200 * 3);

@@ -6,6 +6,7 @@
 #include <functional>
 #include <string>
 
+#include "plan/cuda_plan.h"
 #include "support.h"
 
 namespace tfla::test {
@@ -25,6 +26,13 @@ class Cuda : public ::testing::Test {
   c.shape = shape;
   c.device = Device::cuda;
   return c;
+}
+
+[[nodiscard]] inline bool on_hopper(const Plan& plan, Kernel kernel) { return launches(plan, kernel, Needs::sm90a); }
+// dQ, dK and dV by Hopper's kernels.
+[[nodiscard]] inline bool has_hopper_gradients(const Plan& plan) {
+  return on_hopper(plan, Kernel::grad_qkv) || on_hopper(plan, Kernel::grad_qkv_small) ||
+         on_hopper(plan, Kernel::grad_qk) || on_hopper(plan, Kernel::grad_qk_norm);
 }
 
 // Runs a case against the reference, on the kernels of Hopper. prepare changes its inputs. dn_last: where there is a

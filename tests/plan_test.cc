@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "core/cost/cuda_time.h"
-#include "core/cost/plan_cost.h"
+#include "plan/cost/cuda_time.h"
+#include "plan/cost/plan_cost.h"
 #include "support.h"
 #include "validation.h"
 
@@ -173,34 +173,8 @@ TEST(PlanSmall, CostsOnAGpuCountTheBlocksBelowTheDiagonal) {
   EXPECT_EQ(cost(whole).flops, 2 * (36 * 64.0 * 64.0) * (3 + 5));
 }
 
-#ifdef TFLA_TEST_CUDA
-// Forward and backward alike: what one keeps is what the other takes.
-TEST(PlanCuda, OneKernelInReverseTimeForWideHeadsAndCutSequences) {
-  if (const std::string reason = why_unavailable(Device::cuda); !reason.empty()) GTEST_SKIP() << reason;
-  const auto backward = [](std::int64_t batch, std::int64_t tokens, std::int64_t heads, std::int64_t dqk,
-                           std::int64_t dhv) {
-    const MlstmShape shape{.batch = batch,
-                           .tokens = tokens,
-                           .qk_heads = heads,
-                           .heads = heads,
-                           .dqk = dqk,
-                           .dhv = dhv,
-                           .sequences = batch,
-                           .longest = tokens,
-                           .dtype = DType::bfloat16,
-                           .gate_dtype = DType::float32};
-    return plan(Operation::backward, shape, {}, {.device = Device::cuda});
-  };
-  const Plan wide = backward(8, 8192, 8, 256, 512);
-  if (!wide.hopper) GTEST_SKIP() << "these kernels are for Hopper";
-  EXPECT_TRUE(wide.hopper_reverse);
-  EXPECT_FALSE(backward(8, 8192, 16, 128, 256).hopper_reverse);
-  EXPECT_TRUE(backward(2, 32768, 16, 128, 256).hopper_reverse);
-  EXPECT_FALSE(backward(1, 65536, 2, 128, 64).hopper_reverse);
-}
-
-TEST(PlanCuda, ChunkOfThePortableKernelsIsTheCostModels) {
-  if (const std::string reason = why_unavailable(Device::cuda); !reason.empty()) GTEST_SKIP() << reason;
+TEST(PlanSmall, ChunkOfThePortableKernelsIsTheCostModels) {
+  const DeviceFacts h200{.capability = 90, .multiprocessors = 132, .shared_bytes = 232448};
   for (const DType dtype : {DType::bfloat16, DType::float16, DType::float32, DType::float64}) {
     for (const auto& [dqk, dhv] : {std::pair<std::int64_t, std::int64_t>{16, 16}, {64, 64}, {128, 256}, {512, 512}}) {
       MlstmShape shape = documented_shape(8192, dtype);
@@ -208,19 +182,19 @@ TEST(PlanCuda, ChunkOfThePortableKernelsIsTheCostModels) {
       shape.dhv = dhv;
       const std::int64_t best = best_cuda_chunk(dtype, {static_cast<double>(dqk), static_cast<double>(dhv)});
       for (const Operation operation : {Operation::forward, Operation::backward}) {
-        const Execution portable{.device = Device::cuda, .portable = true};
+        const Execution portable{.device = Device::cuda, .portable = true, .gpu = h200};
         EXPECT_EQ(plan(operation, shape, {}, portable).chunk, best);
         EXPECT_EQ(plan(operation, shape, {.chunk_size = 96}, portable).chunk, 96);
         MlstmShape brief = shape;
         brief.tokens = brief.longest = 50;
         EXPECT_EQ(plan(operation, brief, {}, portable).chunk, 50);
-        const Plan usual = plan(operation, shape, {}, {.device = Device::cuda});
-        EXPECT_EQ(usual.chunk, usual.hopper ? 128 : best) << describe(usual);
+        const Plan usual = plan(operation, shape, {}, {.device = Device::cuda, .gpu = h200});
+        EXPECT_EQ(usual.chunk, item_size(dtype) == 2 && (dqk <= 256 || dtype == DType::bfloat16) ? 128 : best)
+            << describe(usual);
       }
     }
   }
 }
-#endif
 
 TEST(PlanSmall, DescriptionSaysWhatWasChosen) {
   const Plan p = plan(Operation::backward, documented_shape(3000), {.chunk_size = 96}, {.threads = 2});

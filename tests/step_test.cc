@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/kernel_table.h"
 #include "reference/tensor.h"
 #include "reference/values.h"
 #include "support.h"
@@ -273,7 +274,7 @@ TEST(StepCuda, FewStatesNeedNoScratch) {
 
   MlstmShape shape = plan(args, execution).shape;
   const Plan chosen = plan(Operation::step, shape, args.options, execution);
-  if (!chosen.one_launch) GTEST_SKIP() << "this GPU has no clusters";
+  if (!launches(chosen, Kernel::step, Needs::clusters)) GTEST_SKIP() << "this GPU has no clusters";
   EXPECT_EQ(chosen.scratch_bytes, 0U);
   problem.poison();
   args.state = started_state(problem);

@@ -234,8 +234,8 @@ std::string label(const reference::Case& c) {
   if (o.exact_normalizer_grad) text += "_exact";
   if (o.soft_cap) text += "_cap";
   if (o.qk_scale) text += "_scale";
-  if (o.keep_states) text += "_keep";
-  if (o.keep_rows) text += "_keeprows";
+  if (o.keep == Keep::states) text += "_keep";
+  if (o.keep == Keep::denominators) text += "_keepdenominators";
   if (c.device == Device::cuda) text += "_cuda";
   if (c.seed != 1) text += "_seed" + std::to_string(c.seed);
   return text;

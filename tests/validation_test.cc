@@ -377,7 +377,7 @@ TEST(ValidationSmall, SavedIsAsLongAsThePlanSays) {
   for (const bool keep : {false, true}) {
     MlstmForward f = problem.forward();
     MlstmBackward b = problem.backward();
-    f.options.keep_states = b.options.keep_states = keep;
+    f.options.keep = b.options.keep = keep ? Keep::states : Keep::nothing;
     EXPECT_EQ(plan(f).saved_bytes, 0U);
     EXPECT_EQ(plan(b).saved_bytes, 0U);
     f.saved = room;

@@ -27,7 +27,7 @@ def table(pairs: Pairs, head: tuple[str, str] = ("the paper says", "computed her
 INTRODUCTION = """# The paper's analysis, computed
 
 Written by `make paper` (benchmarks/make_paper.py) from the numbers of `tfla analyse`; not edited by hand. The model is
-in [include/tfla/analysis.h](../include/tfla/analysis.h) and [src/core/cost](../src/core/cost); its tests, with the
+in [include/tfla/analysis.h](../include/tfla/analysis.h) and [src/plan/cost](../src/plan/cost); its tests, with the
 worked numbers of the paper's text to the paper's own rounding, are in [tests/analysis](../tests/analysis) and
 [tests/analyse_test.py](../tests/analyse_test.py).
 

@@ -36,6 +36,13 @@ enum class Formulation : std::uint8_t { chunkwise, parallel, recurrent };
 
 enum class Device : std::uint8_t { cpu, cuda };
 
+// What forward leaves in `saved`, so that backward does not compute it again: faster training, more memory. On the CPU
+// nothing is kept.
+//   nothing
+//   denominators  two numbers per token and head
+//   states        these, and the states at the starts of chunks
+enum class Keep : std::uint8_t { nothing, denominators, states };
+
 struct MlstmOptions {
   InputGate gate = InputGate::exponential;
   Normalizer normalizer = Normalizer::automatic;
@@ -45,9 +52,11 @@ struct MlstmOptions {
   bool exact_normalizer_grad = false;   // differentiate through the denominator; the paper does not
   std::int64_t chunk_size = 0;          // spacing of stored states; 0: chosen by the plan
   Formulation formulation = Formulation::chunkwise;
-  // On a GPU forward can leave in `saved` what backward would compute again: faster training, more memory.
-  bool keep_states = false;  // states and denominators
-  bool keep_rows = false;    // denominators alone: two numbers per token and head
+  Keep keep = Keep::nothing;  // cuda: what forward leaves for backward
+  // Deprecated: the names that `keep` had. true is Keep::states and Keep::denominators; they go with version 0.3. (No
+  // attribute: gcc 12 would warn of every copy of the options.)
+  bool keep_states = false;
+  bool keep_rows = false;
 
   bool operator==(const MlstmOptions&) const = default;
 };
@@ -82,7 +91,7 @@ struct MlstmForward {
   MutableMlstmState last_state = {};  // optional out; may be the very views of initial_state
   TensorView cu_seqlens = {};         // [N+1]          optional int32 or int64: 0 = c_0 <= ... <= c_N <= T; then B = 1.
                                       //                Tokens from c_N on are padding: rows of 0 in h and gradients
-  std::span<std::byte> saved = {};    // [plan.saved_bytes] out, with keep_states
+  std::span<std::byte> saved = {};    // [plan.saved_bytes] out, where options.keep asks for it
   MlstmOptions options = {};
 };
 
@@ -102,7 +111,7 @@ struct MlstmBackward {
   MlstmStateGrad dlast_state = {};            // optional: gradient of the last state, at its own m; C, n or both
   MutableMlstmStateGrad dinitial_state = {};  // optional out: C, n or both
   TensorView cu_seqlens = {};                 // as given to forward
-  std::span<const std::byte> saved = {};      // as forward left it, with keep_states
+  std::span<const std::byte> saved = {};      // as forward left it
   MlstmOptions options = {};
 };
 

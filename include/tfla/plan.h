@@ -1,9 +1,13 @@
 // The plan: every choice of a call, made once, as plain data. It can be printed, compared, cached and tested.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 
 #include "tfla/mlstm.h"
 
@@ -26,25 +30,73 @@ struct MlstmShape {
   bool packed = false;    // cu_seqlens is given; else N = B
   bool in_place = false;  // forward on cuda: last_state is initial_state
   bool dn_last = false;   // backward: a gradient of the last n is given
+  bool aligned = true;    // cuda: rows of the tensors, for step those of C, begin on 16 bytes
 
   bool operator==(const MlstmShape&) const = default;
 };
 
+// What a plan knows of a GPU.
+struct DeviceFacts {
+  int capability = 0;  // 10 * major + minor
+  int multiprocessors = 0;
+  int shared_bytes = 0;  // of shared memory that a CTA may have
+  int code = 0;          // newest architecture that the library has code for and the GPU runs; 0: as its capability
+
+  bool operator==(const DeviceFacts&) const = default;
+};
+
+// GPUs by name, to plan for one that is not there.
+struct KnownGpu {
+  std::string_view name;
+  DeviceFacts facts;
+};
+[[nodiscard]] std::span<const KnownGpu> known_gpus();
+
 struct Execution {
   Device device = Device::cpu;
-  int threads = 0;         // cpu: 0 is as many as OpenMP would use
-  void* stream = nullptr;  // cuda: a cudaStream_t; calls are enqueued on it and return at once
-  bool portable = false;   // cuda: only the kernels that every GPU has, to compare with
+  int threads = 0;                      // cpu: 0 is as many as OpenMP would use
+  void* stream = nullptr;               // cuda: a cudaStream_t; calls are enqueued on it and return at once
+  bool portable = false;                // cuda: only the kernels that every GPU has, to compare with
+  std::optional<DeviceFacts> gpu = {};  // cuda: plan for this GPU; default: the current one
+};
+
+// One step of a call: a kernel on a GPU, a pass on the CPU. describe() names it.
+struct Launch {
+  std::uint8_t kernel = 0;   // row in the table of compiled kernels
+  std::uint8_t variant = 0;  // bits, by kernel: packed sequences, what is kept, ...
+
+  bool operator==(const Launch&) const = default;
+};
+[[nodiscard]] std::string describe(const Launch& launch);
+
+// The steps of a call in their order.
+class Launches {
+ public:
+  static constexpr std::size_t most = 16;
+
+  [[nodiscard]] const Launch* begin() const { return all_.data(); }
+  [[nodiscard]] const Launch* end() const { return all_.data() + size_; }
+  [[nodiscard]] std::size_t size() const { return size_; }
+  [[nodiscard]] const Launch& operator[](std::size_t number) const { return all_.at(number); }
+  void add(const Launch& launch) { all_.at(size_++) = launch; }
+  bool operator==(const Launches&) const = default;
+
+ private:
+  std::array<Launch, most> all_{};
+  std::size_t size_ = 0;
 };
 
 struct Plan {
   Operation operation = Operation::forward;
   Device device = Device::cpu;
   Formulation formulation = Formulation::chunkwise;
-  MlstmShape shape;
-  MlstmOptions options;
+  MlstmShape shape = {};
+  MlstmOptions options = {};
   DType compute = DType::float32;  // float64 for float64 inputs, else float32
   int threads = 1;
+  DeviceFacts gpu = {};       // cuda: what it was made for
+  Launches launches = {};     // what runs, in this order; once for each slice
+  Keep keep = Keep::nothing;  // what forward leaves in `saved` for backward: no more than options.keep asks for
 
   // Token ranges, each a whole number of the one before it (the last of a sequence may be short).
   std::int64_t tile = 0;   // tokens of one set of matrix products
@@ -58,14 +110,6 @@ struct Plan {
   std::int64_t pieces = 1;  // cuda: parts of a segment, summed up side by side for the states that segments start from
   std::int64_t slices = 1;  // cuda: parts of the heads that backward takes one after the other, in the same scratch
 
-  bool hopper = false;            // cuda: stages states and outputs by kernels of sm_90a
-  bool hopper_gradients = false;  // and stage gradients
-  bool hopper_reverse = false;    // dC and dV by one of them, in place of stages dstates and values
-  bool one_launch = false;        // cuda: step by one kernel of sm_90, which needs no scratch
-  bool norm_gradients = false;    // backward: the exact gradient of the normalizer, or one of the last n
-
-  bool keeps_states = false;  // from forward to backward, in `saved`
-  bool keeps_rows = false;    // of these only the denominators
   std::size_t scratch_bytes = 0;
   std::size_t saved_bytes = 0;  // 0 on the CPU, where states are cheaper to compute than to keep
   double flops = 0;             // of the matrix products, masked halves of tiles included
@@ -79,15 +123,16 @@ struct Plan {
 // A page a person can read; what `tfla explain` prints.
 [[nodiscard]] std::string describe(const Plan& plan);
 
-// From a shape alone (no data needed), or from arguments, which are validated first.
+// From a shape alone (no data needed), or from arguments, which are validated first. Pure: with execution.gpu no GPU is
+// asked, and none needs to be there.
 [[nodiscard]] Plan plan(Operation operation, const MlstmShape& shape, const MlstmOptions& options,
                         const Execution& execution = {});
 [[nodiscard]] Plan plan(const MlstmForward& args, const Execution& execution = {});
 [[nodiscard]] Plan plan(const MlstmBackward& args, const Execution& execution = {});
 [[nodiscard]] Plan plan(const MlstmStep& args, const Execution& execution = {});
 
-// Whether a plan made from the shape of these tensors is one for them: the kernels of sm_90 want rows on 16 bytes, of
-// step those of C. Calls refuse a plan that is not, and one made for another shape or other options.
+// Whether a plan that was made from a shape is one for these tensors: some kernels want rows that begin on 16 bytes, as
+// MlstmShape::aligned says. Calls refuse a plan that is not, and one made for another shape or other options.
 [[nodiscard]] bool fits(const Plan& plan, const MlstmForward& args);
 [[nodiscard]] bool fits(const Plan& plan, const MlstmBackward& args);
 [[nodiscard]] bool fits(const Plan& plan, const MlstmStep& args);

@@ -24,6 +24,12 @@ struct Settings {
   double cap = 0;
 };
 
+// What options ask forward to keep, by the names of any version.
+[[nodiscard]] inline Keep kept(const MlstmOptions& options) {
+  if (options.keep == Keep::states || options.keep_states) return Keep::states;
+  return options.keep_rows ? Keep::denominators : options.keep;
+}
+
 [[nodiscard]] inline Settings resolve(const MlstmOptions& options, std::int64_t dqk) {
   const bool exponential = options.gate == InputGate::exponential;
   const bool normalized =

@@ -7,9 +7,6 @@
 
 namespace tfla::cpu {
 
-// Tokens of a block. 64: the smallest at which the products run at full speed.
-inline constexpr std::int64_t parallel_block = 64;
-
 [[nodiscard]] inline std::int64_t blocks_of(std::int64_t length) {
   return (length + parallel_block - 1) / parallel_block;
 }

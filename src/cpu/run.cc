@@ -1,10 +1,13 @@
-#include "cpu/run.h"
-
+// The CPU backend: arguments that are valid and planned become a Problem, and the plan's pass runs on it.
 #include <omp.h>
 
+#include <new>
+
+#include "core/huge_pages.h"
 #include "cpu/padding.h"
 #include "cpu/parallel.h"
 #include "cpu/step.h"
+#include "plan/backend.h"
 
 namespace tfla::cpu {
 
@@ -56,34 +59,26 @@ std::size_t count_scratch(const Plan& plan) {
   return arena.used();
 }
 
-}  // namespace
+[[nodiscard]] Pass pass_of(const Plan& plan) { return static_cast<Pass>(plan.launches[0].kernel); }
 
-int default_threads() { return omp_get_max_threads(); }
-
-std::size_t scratch_bytes(const Plan& plan) {
-  std::size_t bytes = 0;
-  with_real(plan, [&](auto real) { bytes = count_scratch<decltype(real)>(plan); });
-  return bytes;
-}
-
-void forward(const MlstmForward& args, const Plan& plan, std::byte* scratch) {
+void forward(const MlstmForward& args, const Plan& plan, std::byte* scratch, void* /*stream*/) {
   const Problem problem = sequence_problem(args, plan);
   const ForwardOutputs outputs{.h = args.h, .last_state = args.last_state};
   clear_padding(args.cu_seqlens, {args.h});
   with_real(plan, [&](auto real) {
     using Real = decltype(real);
     Arena arena(scratch);
-    switch (plan.formulation) {
-      case Formulation::chunkwise: run_forward(problem, outputs, ForwardScratch<Real>(arena, plan)); break;
-      case Formulation::parallel: run_parallel_forward(problem, outputs, ParallelScratch<Real>(arena, plan)); break;
-      case Formulation::recurrent:
+    switch (pass_of(plan)) {
+      case Pass::forward_parallel: run_parallel_forward(problem, outputs, ParallelScratch<Real>(arena, plan)); break;
+      case Pass::forward_recurrent:
         run_recurrent(problem, outputs.h, outputs.last_state, StepScratch<Real>(arena, plan));
         break;
+      default: run_forward(problem, outputs, ForwardScratch<Real>(arena, plan)); break;
     }
   });
 }
 
-void backward(const MlstmBackward& args, const Plan& plan, std::byte* scratch) {
+void backward(const MlstmBackward& args, const Plan& plan, std::byte* scratch, void* /*stream*/) {
   const Problem problem = sequence_problem(args, plan);
   const BackwardTensors tensors{.dh = args.dh,
                                 .dlast_state = args.dlast_state,
@@ -97,7 +92,7 @@ void backward(const MlstmBackward& args, const Plan& plan, std::byte* scratch) {
   with_real(plan, [&](auto real) {
     using Real = decltype(real);
     Arena arena(scratch);
-    if (plan.formulation == Formulation::parallel) {
+    if (pass_of(plan) == Pass::backward_parallel) {
       run_parallel_backward(problem, tensors, ParallelScratch<Real>(arena, plan));
     } else {
       run_backward(problem, tensors, BackwardScratch<Real>(arena, plan));
@@ -105,7 +100,7 @@ void backward(const MlstmBackward& args, const Plan& plan, std::byte* scratch) {
   });
 }
 
-void step(const MlstmStep& args, const Plan& plan, std::byte* scratch) {
+void step(const MlstmStep& args, const Plan& plan, std::byte* scratch, void* /*stream*/) {
   const Problem problem = problem_of(args, plan);
   with_real(plan, [&](auto real) {
     Arena arena(scratch);
@@ -113,4 +108,38 @@ void step(const MlstmStep& args, const Plan& plan, std::byte* scratch) {
   });
 }
 
+std::byte* allocate(std::size_t bytes, void* /*stream*/) {
+  auto* memory = static_cast<std::byte*>(::operator new (bytes, std::align_val_t{scratch_alignment}));
+  ask_for_huge_pages(memory, bytes);
+  return memory;
+}
+
+void release(std::byte* memory, void* /*stream*/) { ::operator delete (memory, std::align_val_t{scratch_alignment}); }
+
+}  // namespace
+
 }  // namespace tfla::cpu
+
+namespace tfla {
+
+const Backend& cpu_backend() {
+  static constexpr Backend backend{.check_available = [] {},
+                                   .facts = [] { return DeviceFacts{}; },
+                                   .forward = cpu::forward,
+                                   .backward = cpu::backward,
+                                   .step = cpu::step,
+                                   .allocate = cpu::allocate,
+                                   .release = cpu::release,
+                                   .instruments = nullptr};
+  return backend;
+}
+
+int cpu_threads() { return omp_get_max_threads(); }
+
+std::size_t cpu_scratch_bytes(const Plan& plan) {
+  std::size_t bytes = 0;
+  cpu::with_real(plan, [&](auto real) { bytes = cpu::count_scratch<decltype(real)>(plan); });
+  return bytes;
+}
+
+}  // namespace tfla

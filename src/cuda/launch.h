@@ -7,6 +7,7 @@
 
 #include "cuda/call.h"
 #include "cuda/portable/block_gemm.cuh"
+#include "tfla/plan.h"
 
 namespace tfla::cuda {
 
@@ -18,8 +19,14 @@ struct DeviceFacts {
   int device = -1;
   int capability = 0;  // 10 * major + minor
   int multiprocessors = 0;
+  int shared_bytes = 0;  // that a CTA may have
+  int code = 0;          // newest architecture that there is code for and the device runs
 };
 [[nodiscard]] const DeviceFacts& device_facts();
+// The same as the plan knows them.
+[[nodiscard]] tfla::DeviceFacts current_facts();
+// Throws Unavailable in one sentence: no driver, no GPU, or one that is too old.
+void check_available();
 // Whether this GPU runs code that was compiled for Hopper or newer: clusters, and kernels that start early.
 [[nodiscard]] bool runs_sm90_code();
 
@@ -67,13 +74,6 @@ void launch_chained(const char* name, Kernel kernel, std::int64_t blocks, int th
 }
 inline constexpr unsigned most_cluster_blocks = 8;  // on every GPU that has clusters
 
-// Parts in which stage dstates leaves <C, dC> of a chunk: one per warp and tile of the state.
-template <class T>
-std::int64_t through_parts(const Call<typename Config<T>::Real>& call) {
-  const auto tiles = [](std::int64_t size, std::int64_t tile) { return (size + tile - 1) / tile; };
-  return tiles(call.dims.dqk, tile_rows) * tiles(call.dims.dhv, Config<T>::width) * block_warps;
-}
-
 enum class Time { forward, reverse };
 
 template <class Real>
@@ -82,6 +82,9 @@ void launch_gates(const Call<Real>& call, cudaStream_t stream);
 // T: the type of q, k, v.
 template <class T>
 void launch_states(const Call<typename Config<T>::Real>& call, cudaStream_t stream);
+// What each segment of a sequence adds to the state.
+template <class T>
+void launch_segment_totals(const Call<typename Config<T>::Real>& call, Time direction, cudaStream_t stream);
 // Totals of the segments of a sequence become the states they start from.
 template <class T>
 void launch_segment_scan(const Call<typename Config<T>::Real>& call, Time direction, cudaStream_t stream);
@@ -104,10 +107,13 @@ void launch_grad_gates(const Call<typename Config<T>::Real>& call, cudaStream_t 
 // The states of the recurrent formulation at the first token: the initial state, or zero.
 template <class Real>
 void launch_start_states(const StepCall<Real>& step, cudaStream_t stream);
-// The same in one launch; false where the GPU or the shape does not allow it.
+// Tokens on states in place, in tiles of so many columns of dhv; by clusters in one launch; one token of each of many
+// states.
 template <class T>
-bool launch_step_cluster(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream);
+void launch_step(const StepCall<typename Config<T>::Real>& step, int columns, cudaStream_t stream);
 template <class T>
-void launch_step(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream);
+void launch_step_cluster(const StepCall<typename Config<T>::Real>& step, int columns, cudaStream_t stream);
+template <class T>
+void launch_step_many(const StepCall<float>& step, cudaStream_t stream);
 
 }  // namespace tfla::cuda

@@ -4,7 +4,26 @@
 
 namespace tfla::cuda {
 
-Recording::Recording(const std::function<void(void* stream)>& calls) {
+namespace {
+
+class GraphRecording : public Recording {
+ public:
+  explicit GraphRecording(const std::function<void(void* stream)>& calls);
+  ~GraphRecording() override;
+  GraphRecording(const GraphRecording&) = delete;
+  GraphRecording& operator=(const GraphRecording&) = delete;
+
+  void replay() const override;
+  [[nodiscard]] double replay_seconds() const override;
+
+ private:
+  void* stream_ = nullptr;
+  void* graph_ = nullptr;
+  void* begin_ = nullptr;
+  void* end_ = nullptr;
+};
+
+GraphRecording::GraphRecording(const std::function<void(void* stream)>& calls) {
   cudaStream_t stream{};
   cudaGraph_t graph{};
   cudaGraphExec_t ready{};
@@ -23,18 +42,18 @@ Recording::Recording(const std::function<void(void* stream)>& calls) {
   }
 }
 
-Recording::~Recording() {
+GraphRecording::~GraphRecording() {
   cudaEventDestroy(static_cast<cudaEvent_t>(begin_));
   cudaEventDestroy(static_cast<cudaEvent_t>(end_));
   cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph_));
   cudaStreamDestroy(static_cast<cudaStream_t>(stream_));
 }
 
-void Recording::replay() const {
+void GraphRecording::replay() const {
   check(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph_), static_cast<cudaStream_t>(stream_)), "cudaGraphLaunch");
 }
 
-double Recording::replay_seconds() const {
+double GraphRecording::replay_seconds() const {
   constexpr double milliseconds = 1e-3;
   const auto stream = static_cast<cudaStream_t>(stream_);
   const auto begin = static_cast<cudaEvent_t>(begin_), end = static_cast<cudaEvent_t>(end_);
@@ -45,6 +64,12 @@ double Recording::replay_seconds() const {
   check(cudaEventSynchronize(end), "cudaEventSynchronize");
   check(cudaEventElapsedTime(&taken, begin, end), "cudaEventElapsedTime");
   return taken * milliseconds;
+}
+
+}  // namespace
+
+std::unique_ptr<Recording> record(const std::function<void(void* stream)>& calls) {
+  return std::make_unique<GraphRecording>(calls);
 }
 
 void copy(void* to, const void* from, std::size_t bytes) {

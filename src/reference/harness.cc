@@ -285,7 +285,7 @@ struct Problem::Storage {
                 .dinitial_state = {dC0.view, dn0.view},
                 .cu_seqlens = boundaries,
                 .options = description.options};
-    if (!description.options.keep_states && !description.options.keep_rows) return;
+    if (description.options.keep == Keep::nothing) return;
     const std::size_t bytes = plan(forward, {.device = description.device}).saved_bytes;
     if (bytes == 0) return;
     saved = Tensor(DType::float32, {static_cast<std::int64_t>(bytes / sizeof(float))});

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <new>
 
-#include "cuda/run.h"
+#include "plan/backend.h"
 
 namespace tfla::reference {
 namespace {
@@ -22,7 +22,7 @@ Device place = Device::cpu;
 
 std::byte* allocate(std::int64_t bytes) {
   const auto size = static_cast<std::size_t>(bytes);
-  if (place == Device::cuda) return cuda::allocate_shared(size);
+  if (place == Device::cuda) return gpu_instruments().allocate_shared(size);
   return static_cast<std::byte*>(::operator new[](size, alignment));
 }
 
@@ -31,12 +31,12 @@ std::byte* allocate(std::int64_t bytes) {
 void place_buffers(Device device) { place = device; }
 
 void wait_for_buffers() {
-  if (place == Device::cuda) cuda::synchronize();
+  if (place == Device::cuda) gpu_instruments().synchronize();
 }
 
 void Buffer::Free::operator()(std::byte* memory) const {
   if (device == Device::cuda) {
-    cuda::release_shared(memory);
+    gpu_instruments().release_shared(memory);
   } else {
     ::operator delete[](memory, alignment);
   }

@@ -6,8 +6,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "core/cost/cpu_rates.h"
-#include "core/cost/cpu_time.h"
+#include "plan/cost/cpu_rates.h"
+#include "plan/cost/cpu_time.h"
 #include "tfla/analysis.h"
 #include "tfla/plan.h"
 

@@ -7,9 +7,9 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "core/cost/cuda_rates.h"
-#include "core/cost/cuda_time.h"
-#include "core/cost/plan_cost.h"
+#include "plan/cost/cuda_rates.h"
+#include "plan/cost/cuda_time.h"
+#include "plan/cost/plan_cost.h"
 
 namespace tfla::analysis {
 namespace {

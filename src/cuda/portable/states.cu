@@ -474,28 +474,28 @@ __global__ void __launch_bounds__(block_threads) segment_scan_kernel(Call<typena
   }
 }
 
-template <class T, Time Direction>
+template <class T, Time Direction, Pass Which>
 void launch(const Call<typename Config<T>::Real>& call, cudaStream_t stream) {
   const int dqk_tiles = (call.dims.dqk + tile_rows - 1) / tile_rows;
   const int dhv_tiles = (call.dims.dhv + Config<T>::width - 1) / Config<T>::width;
-  const std::int64_t states = call.dims.sequences * call.dims.heads;
-  const std::int64_t blocks = states * call.dims.segments * dqk_tiles * dhv_tiles;
+  const std::int64_t blocks = call.dims.sequences * call.dims.heads * call.dims.segments * dqk_tiles * dhv_tiles;
   if (blocks == 0) return;
-  constexpr int bytes = StatesPlan<T>::bytes;
-  if (call.dims.segments > 1) {
-    launch_blocks("state_totals", states_kernel<T, Direction, Pass::totals>, blocks, block_threads, bytes, stream, call,
-                  dqk_tiles, dhv_tiles);
-    launch_segment_scan<T>(call, Direction, stream);
-  }
-  launch_blocks("states", states_kernel<T, Direction, Pass::proper>, blocks, block_threads, bytes, stream, call,
-                dqk_tiles, dhv_tiles);
+  launch_blocks(Which == Pass::totals ? "segment_totals" : "states", states_kernel<T, Direction, Which>, blocks,
+                block_threads, StatesPlan<T>::bytes, stream, call, dqk_tiles, dhv_tiles);
 }
 
 }  // namespace
 
 template <class T>
+void launch_segment_totals(const Call<typename Config<T>::Real>& call, Time direction, cudaStream_t stream) {
+  direction == Time::forward ? launch<T, Time::forward, Pass::totals>(call, stream)
+                             : launch<T, Time::reverse, Pass::totals>(call, stream);
+}
+
+template <class T>
 void launch_segment_scan(const Call<typename Config<T>::Real>& call, Time direction, cudaStream_t stream) {
   const std::int64_t states = call.dims.sequences * call.dims.heads;
+  if (states == 0) return;
   const std::int64_t groups =
       static_cast<std::int64_t>(call.dims.dqk) * (call.dims.padded_dhv() / scan_width<typename Config<T>::Real> + 1);
   constexpr std::int64_t wanted_blocks = 1056;  // eight to a multiprocessor of a large GPU, all at once
@@ -509,17 +509,18 @@ void launch_segment_scan(const Call<typename Config<T>::Real>& call, Time direct
 
 template <class T>
 void launch_states(const Call<typename Config<T>::Real>& call, cudaStream_t stream) {
-  launch<T, Time::forward>(call, stream);
+  launch<T, Time::forward, Pass::proper>(call, stream);
 }
 
 template <class T>
 void launch_grad_states(const Call<typename Config<T>::Real>& call, cudaStream_t stream) {
-  launch<T, Time::reverse>(call, stream);
+  launch<T, Time::reverse, Pass::proper>(call, stream);
 }
 
-#define TFLA_INSTANTIATE(T)                                                                        \
-  template void launch_segment_scan<T>(const Call<typename Config<T>::Real>&, Time, cudaStream_t); \
-  template void launch_states<T>(const Call<typename Config<T>::Real>&, cudaStream_t);             \
+#define TFLA_INSTANTIATE(T)                                                                          \
+  template void launch_segment_totals<T>(const Call<typename Config<T>::Real>&, Time, cudaStream_t); \
+  template void launch_segment_scan<T>(const Call<typename Config<T>::Real>&, Time, cudaStream_t);   \
+  template void launch_states<T>(const Call<typename Config<T>::Real>&, cudaStream_t);               \
   template void launch_grad_states<T>(const Call<typename Config<T>::Real>&, cudaStream_t)
 TFLA_INSTANTIATE(__nv_bfloat16);
 TFLA_INSTANTIATE(__half);

@@ -139,47 +139,34 @@ __global__ void __launch_bounds__(step_threads, tile_blocks<T, Tile>)
 #endif
 }
 
-// False where one cluster cannot have tiles for all of dhv.
 template <class Tile, class T>
-bool launch(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream) {
+void launch(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream) {
   using Real = typename Config<T>::Real;
   constexpr int width = Tile::column_groups * Piece<Real>::size;
   const int tiles = (step.call.dims.dhv + width - 1) / width;
-  if (tiles > static_cast<int>(most_cluster_blocks)) return false;
   launch_clusters("step_cluster", step_cluster_kernel<T, Tile>, static_cast<unsigned>(tiles),
                   step.call.dims.sequences * step.call.dims.heads * tiles, step_threads, 0, stream, step, tiles);
-  return true;
 }
 
 }  // namespace
 
-bool one_launch_takes(const MlstmShape& shape) {
-  constexpr std::int64_t widest = Wide::column_groups * Piece<float>::size * most_cluster_blocks;
-  return shape.sequences > 0 && shape.dhv % Piece<float>::size == 0 && shape.dhv <= widest && runs_sm90_code() &&
-         (shape.dtype == DType::float64 || !takes_many(shape.sequences * shape.heads, shape.tokens,
-                                                       static_cast<int>(shape.dqk), static_cast<int>(shape.dhv)));
+template <class T>
+void launch_step_cluster(const StepCall<typename Config<T>::Real>& step, int columns, cudaStream_t stream) {
+  columns == Narrow::column_groups* Piece<float>::size ? launch<Narrow, T>(step, stream)
+                                                       : launch<Wide, T>(step, stream);
 }
 
 template <class T>
-bool launch_step_cluster(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream) {
-  if (!runs_sm90_code() || !state_is_wide(step)) return false;
-  if constexpr (std::is_same_v<typename Config<T>::Real, float>) {
-    const Call<float>& call = step.call;
-    if (call.packing.cu_seqlens == nullptr &&
-        takes_many(call.dims.sequences * call.dims.heads, call.dims.tokens, call.dims.dqk, call.dims.dhv)) {
-      launch_many<T>(step, stream);
-      return true;
-    }
-  }
-  // H200, 8 heads 256/512: few states take 5.2 us in narrow tiles with many rows on their way, 8.6 in wide ones; many
-  // states 3.9 TB/s in wide tiles, of which more fit onto a multiprocessor, 3.4 in narrow ones.
-  constexpr std::int64_t few = 32;
-  if (step.call.dims.sequences * step.call.dims.heads <= few && launch<Narrow, T>(step, stream)) return true;
-  return launch<Wide, T>(step, stream);
+void launch_step_many(const StepCall<float>& step, cudaStream_t stream) {
+  launch_many<T>(step, stream);
 }
 
+template void launch_step_many<__nv_bfloat16>(const StepCall<float>&, cudaStream_t);
+template void launch_step_many<__half>(const StepCall<float>&, cudaStream_t);
+template void launch_step_many<float>(const StepCall<float>&, cudaStream_t);
+
 #define TFLA_INSTANTIATE(T) \
-  template bool launch_step_cluster<T>(const StepCall<typename Config<T>::Real>&, cudaStream_t)
+  template void launch_step_cluster<T>(const StepCall<typename Config<T>::Real>&, int, cudaStream_t)
 TFLA_INSTANTIATE(__nv_bfloat16);
 TFLA_INSTANTIATE(__half);
 TFLA_INSTANTIATE(float);

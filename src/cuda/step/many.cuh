@@ -155,12 +155,6 @@ __global__ void __launch_bounds__(step_threads, Shape::blocks) step_strips_kerne
 
 inline int strips_of(int dhv) { return (dhv + many::width - 1) / many::width; }
 
-// One token per state, and so many states that two launches take less time than one (docs/cuda.md).
-inline bool takes_many(std::int64_t states, std::int64_t tokens, int dqk, int dhv) {
-  constexpr std::int64_t enough_blocks = 2048;
-  return tokens == 1 && dqk <= many::most_rows && states * strips_of(dhv) >= enough_blocks;
-}
-
 template <class T>
 void launch_many(const StepCall<float>& step, cudaStream_t stream) {
   const std::int64_t units = step.call.dims.sequences * step.call.dims.heads;
@@ -174,5 +168,6 @@ void launch_many(const StepCall<float>& step, cudaStream_t stream) {
   else
     launch_strips(step_strips_kernel<T, many::Low>);
 }
+static_assert(many::most_rows == 1024 && many::Tall::least_rows == 256, "the rows of kernel_table.h");
 
 }  // namespace tfla::cuda

@@ -157,27 +157,19 @@ template void launch_start_states(const StepCall<float>&, cudaStream_t);
 template void launch_start_states(const StepCall<double>&, cudaStream_t);
 
 template <class T>
-void launch_step(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream) {
+void launch_step(const StepCall<typename Config<T>::Real>& step, int columns, cudaStream_t stream) {
   using Real = typename Config<T>::Real;
   const Call<Real>& call = step.call;
   const std::int64_t units = call.dims.sequences * call.dims.heads;
   if (units == 0) return;
-  if (launch_step_cluster<T>(step, stream)) return;
   const bool wide = state_is_wide(step);
+  const int tiles = (call.dims.dhv + columns - 1) / columns;
   launch_blocks("step_scalars", step_scalars_kernel<T>, units, block_threads, 0, stream, step);
-  const auto launch_state = [&](auto kernel, int column_groups) {
-    const int width = column_groups * Piece<Real>::size;
-    const int tiles = (call.dims.dhv + width - 1) / width;
-    launch_blocks("step_state", kernel, units * tiles, step_threads, 0, stream, step, tiles, wide);
-  };
-  constexpr std::int64_t enough_blocks = 512;
-  if (units * (call.dims.dhv / (32 * Piece<Real>::size)) >= enough_blocks)
-    launch_state(step_state_kernel<T, 32>, 32);
-  else
-    launch_state(step_state_kernel<T, 8>, 8);
+  launch_blocks("step_state", columns == 32 ? step_state_kernel<T, 8> : step_state_kernel<T, 32>, units * tiles,
+                step_threads, 0, stream, step, tiles, wide);
 }
 
-#define TFLA_INSTANTIATE(T) template void launch_step<T>(const StepCall<typename Config<T>::Real>&, cudaStream_t)
+#define TFLA_INSTANTIATE(T) template void launch_step<T>(const StepCall<typename Config<T>::Real>&, int, cudaStream_t)
 TFLA_INSTANTIATE(__nv_bfloat16);
 TFLA_INSTANTIATE(__half);
 TFLA_INSTANTIATE(float);

@@ -137,12 +137,8 @@ void launch(const Call<float>& call, cudaStream_t stream) {
 template <class T>
 void launch_forward(const Call<float>& call, cudaStream_t stream) {
   using forward::launch;
-  if constexpr (!has_lifts<T>) {
-    if (call.dims.dqk > kernel_dqk) return launch_forward_dqk512(call, stream);
-  }
-  launch_segment_starts<T>(call, stream);
   if (call.dims.dqk > 128 && call.dims.dhv > 64) return launch<T, 4, 128>(call, stream);
-  if constexpr (!has_lifts<T>) {  // there is no room for lifts: see takes_dqk
+  if constexpr (!has_lifts<T>) {  // there is no room for lifts
     if (call.dims.dqk > 128) return launch<T, 4, 64>(call, stream);
   }
   if (call.dims.dqk > 64) return call.dims.dhv > 64 ? launch<T, 2, 128>(call, stream) : launch<T, 2, 64>(call, stream);

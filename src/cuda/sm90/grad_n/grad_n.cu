@@ -100,7 +100,6 @@ __global__ void norm_scan_kernel(Call<float> call, bool has_sums) {
 template <class T>
 void launch_grad_n(const Call<float>& call, cudaStream_t stream) {
   if (call.rules.exact) {
-    launch_row_dots<T>(call, stream);
     launch_chained("norm_sums", norm_sums_kernel<T>, call.dims.chunk_count * call.dims.heads, threads, 0, stream, call,
                    (call.dims.dqk + Config<T>::width - 1) / Config<T>::width);
   }

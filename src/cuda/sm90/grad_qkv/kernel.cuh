@@ -114,16 +114,8 @@ void launch_for_dhv(const Call<float>& call, cudaStream_t stream) {
 
 template <class T>
 void launch_grad_qkv(const Call<float>& call, cudaStream_t stream) {
-  if (!has_lifts<T> && call.dims.dqk <= panel && call.dims.dhv <= panel) {
-    launch_grad_qkv_small(call, stream);
-  } else if (splits_grad_qkv(call.dims.dqk, call.dims.dhv)) {
-    launch_grad_v<T>(call, stream);
-    launch_grad_qk<T>(call, stream);
-  } else if (call.dims.dqk <= panel) {
-    gradients::launch_for_dhv<T, 1>(call, stream);
-  } else {
-    gradients::launch_for_dhv<T, 2>(call, stream);
-  }
+  call.dims.dqk <= panel ? gradients::launch_for_dhv<T, 1>(call, stream)
+                         : gradients::launch_for_dhv<T, 2>(call, stream);
 }
 
 }  // namespace tfla::cuda::sm90

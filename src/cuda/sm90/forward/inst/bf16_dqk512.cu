@@ -16,34 +16,32 @@ using T = __nv_bfloat16;
 using forward::Half;
 constexpr int M = kernel_dqk / panel, N = 128;
 
-template <bool Normalized>
+static_assert(hopper::partial_floats(128) ==
+              forward::Block<T, M, N, false, false, false, Time::forward, Half::first>::dqk_partial_floats);
+
+template <Half Which>
 void launch(const Call<float>& call, cudaStream_t stream) {
-  const auto part_of = [&](int first, int columns) {
-    Call<float> part = call;
-    part.dims.dqk = columns;
-    for (Strided* rows : {&part.tensors.q, &part.tensors.k}) rows->data = static_cast<T*>(rows->data) + first;
-    for (StridedState* C : {&part.carried.C0, &part.carried.C_last})
-      if (C->data != nullptr) C->data = static_cast<float*>(C->data) + first * C->row;
-    for (StridedState* n : {&part.carried.n0, &part.carried.n_last})
-      if (n->data != nullptr) n->data = static_cast<float*>(n->data) + first;
-    return part;
-  };
-  const Call<float> first = part_of(0, kernel_dqk), rest = part_of(kernel_dqk, call.dims.dqk - kernel_dqk);
-  launch_segment_starts<T>(first, stream);
-  forward::launch_packing<T, M, N, Normalized, false, false, Time::forward, Half::first>(first, stream);
-  launch_segment_starts<T>(rest, stream);
-  forward::launch_packing<T, M, N, Normalized, false, false, Time::forward, Half::last>(rest, stream);
+  call.rules.normalized ? forward::launch_packing<T, M, N, true, false, false, Time::forward, Which>(call, stream)
+                        : forward::launch_packing<T, M, N, false, false, false, Time::forward, Which>(call, stream);
 }
 
 }  // namespace
 
-std::int64_t dqk_partial_floats(int dhv) {
-  using Block = forward::Block<T, M, N, false, false, false, Time::forward, Half::first>;
-  return static_cast<std::int64_t>(forward_tiles(dhv)) * Block::dqk_partial_floats;
+Call<float> part_of_dqk(const Call<float>& call, bool rest) {
+  Call<float> part = call;
+  const int first = rest ? kernel_dqk : 0;
+  part.dims.dqk = rest ? call.dims.dqk - kernel_dqk : kernel_dqk;
+  for (Strided* rows : {&part.tensors.q, &part.tensors.k}) rows->data = static_cast<T*>(rows->data) + first;
+  for (StridedState* C : {&part.carried.C0, &part.carried.C_last})
+    if (C->data != nullptr) C->data = static_cast<float*>(C->data) + first * C->row;
+  for (StridedState* n : {&part.carried.n0, &part.carried.n_last})
+    if (n->data != nullptr) n->data = static_cast<float*>(n->data) + first;
+  return part;
 }
 
-void launch_forward_dqk512(const Call<float>& call, cudaStream_t stream) {
-  call.rules.normalized ? launch<true>(call, stream) : launch<false>(call, stream);
+void launch_forward_part(const Call<float>& call, bool rest, cudaStream_t stream) {
+  const Call<float> part = part_of_dqk(call, rest);
+  rest ? launch<Half::last>(part, stream) : launch<Half::first>(part, stream);
 }
 
 }  // namespace tfla::cuda::sm90

@@ -52,10 +52,7 @@ Call<float> twin_of(const Call<float>& call) {
 
 }  // namespace
 
-bool takes_grad_states_v(std::int64_t dqk, std::int64_t dhv) { return dqk <= kernel_dqk && (dqk > 128 || dhv > 64); }
-
 void launch_grad_states_v(const Call<float>& call, cudaStream_t stream) {
-  launch_segment_ends<T>(call, stream);
   const Call<float> twin = twin_of(call);
   if (call.dims.dqk > 128) return call.dims.dhv > 64 ? launch<4, 128>(twin, stream) : launch<4, 64>(twin, stream);
   call.dims.dqk > 64 ? launch<2, 128>(twin, stream) : launch<1, 128>(twin, stream);

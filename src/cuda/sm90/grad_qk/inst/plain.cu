@@ -7,7 +7,7 @@
 
 namespace tfla::cuda::sm90 {
 
-int trace_parts(int dqk) { return (dqk + keys::columns - 1) / keys::columns * keys::trace_warps; }
+static_assert(hopper::trace_columns == keys::columns && hopper::warps == keys::trace_warps);
 
 template <class T>
 void launch_grad_qk(const Call<float>& call, cudaStream_t stream) {

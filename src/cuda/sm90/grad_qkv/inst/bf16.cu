@@ -6,26 +6,9 @@
 // and dS are register operands for dV and dK; dS goes through shared memory once, for dQ.
 //
 // In float16 every row of P has a lift (lift.cuh), and dS of a tile has one.
-#include <algorithm>
-#include <limits>
-
 #include "cuda/sm90/grad_qkv/kernel.cuh"
 
 namespace tfla::cuda::sm90 {
-
-using gradients::chunk, gradients::widest_dhv, gradients::widest_dqk;
-
-bool takes_grad_qkv(const Call<float>& call) {
-  constexpr std::int64_t most = std::numeric_limits<int>::max();
-  constexpr std::int64_t most_tiles = most / 32;  // the items of the ring are counted over all of them
-  // At least as many as wide heads have.
-  const std::int64_t parts = (std::max(call.dims.dqk, call.dims.dhv) + widest_dqk - 1) / widest_dqk;
-  return call.dims.L == chunk && call.dims.group == 1 && call.rules.scale > 0 &&
-         call.dims.all_tokens() * call.dims.heads * parts <= most &&
-         call.dims.chunk_count * call.dims.heads * parts <= most_tiles;
-}
-
-bool splits_grad_qkv(std::int64_t dqk, std::int64_t dhv) { return dqk > widest_dqk || dhv > widest_dhv; }
 
 template void launch_grad_qkv<__nv_bfloat16>(const Call<float>&, cudaStream_t);
 

@@ -87,8 +87,8 @@ void launch(const Call<float>& call, int parts, cudaStream_t stream) {
                   .depth = panels_of(call.dims.dqk),
                   .parts = Parts(call, parts, blocks),
                   .dhv = call.dims.dhv,
-                  .state_tiles = state_tiles(call.dims.dqk, call.dims.dhv),
-                  .state_columns = state_columns(call.dims.dhv)};
+                  .state_tiles = static_cast<int>(hopper::state_tiles(call.dims.dqk, call.dims.dhv)),
+                  .state_columns = static_cast<int>(hopper::state_columns(call.dims.dhv))};
   const Maps maps = maps_of(call);
   if (call.packing.cu_seqlens != nullptr)
     return launch_chained("values", values_kernel<T, Panels, true>, blocks, threads, shared_bytes, stream,

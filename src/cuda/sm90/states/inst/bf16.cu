@@ -16,17 +16,10 @@
 
 namespace tfla::cuda::sm90 {
 
-int state_columns(int dhv) { return dhv <= 128 ? 1 : (dhv + 255) / 256; }
-int state_tiles(int dqk, int dhv) { return (dqk <= 64 ? 1 : (dqk + 127) / 128) * state_columns(dhv); }
+static_assert(hopper::through_parts(64, 64) == 4 * states::Roles<1, 64>::warpgroups);
+static_assert(hopper::through_parts(128, 256) == 4 * states::Roles<2, 256>::warpgroups);
 
-int state_parts(int dqk, int dhv) {
-  using states::Roles;
-  const bool narrow = dqk <= 64 && dhv <= 64;
-  return state_tiles(dqk, dhv) * 4 * (narrow ? Roles<1, 64>::warpgroups : Roles<2, 256>::warpgroups);
-}
-
-template void launch_segment_starts<__nv_bfloat16>(const Call<float>&, cudaStream_t);
-template void launch_segment_ends<__nv_bfloat16>(const Call<float>&, cudaStream_t);
+template void launch_segment_totals<__nv_bfloat16>(const Call<float>&, Time, bool, cudaStream_t);
 template void launch_states<__nv_bfloat16>(const Call<float>&, cudaStream_t);
 template void launch_grad_states<__nv_bfloat16>(const Call<float>&, cudaStream_t);
 

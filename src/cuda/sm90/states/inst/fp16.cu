@@ -3,8 +3,7 @@
 
 namespace tfla::cuda::sm90 {
 
-template void launch_segment_starts<__half>(const Call<float>&, cudaStream_t);
-template void launch_segment_ends<__half>(const Call<float>&, cudaStream_t);
+template void launch_segment_totals<__half>(const Call<float>&, Time, bool, cudaStream_t);
 template void launch_states<__half>(const Call<float>&, cudaStream_t);
 template void launch_grad_states<__half>(const Call<float>&, cudaStream_t);
 

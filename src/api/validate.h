@@ -11,6 +11,11 @@ namespace tfla {
 [[nodiscard]] MlstmShape validate(const MlstmBackward& args, Device device);
 [[nodiscard]] MlstmShape validate(const MlstmStep& args, Device device);
 
+// MlstmShape::aligned of these arguments.
+[[nodiscard]] bool is_aligned(const MlstmForward& args);
+[[nodiscard]] bool is_aligned(const MlstmBackward& args);
+[[nodiscard]] bool is_aligned(const MlstmStep& args);
+
 void validate_shape(const MlstmShape& shape);
 void validate_options(const MlstmOptions& options, Operation operation);
 void validate_execution(const Execution& execution);

@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 
 #include "core/checks.h"
-#include "core/cost/tables.h"
+#include "plan/cost/tables.h"
 
 namespace tfla::analysis {
 namespace {

@@ -1,8 +1,8 @@
-#include "core/cost/plan_cost.h"
+#include "plan/cost/plan_cost.h"
 
 #include <algorithm>
 
-#include "cpu/parallel.h"
+#include "plan/cpu_sizes.h"
 #include "tfla/analysis.h"
 
 namespace tfla {

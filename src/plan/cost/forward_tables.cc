@@ -1,6 +1,6 @@
 // The paper's exact tables of appendix F: FLOPs and memory operations of the forward pass. Names of rows are the
 // paper's.
-#include "core/cost/tables.h"
+#include "plan/cost/tables.h"
 
 namespace tfla::tables {
 

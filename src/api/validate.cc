@@ -1,4 +1,4 @@
-#include "core/validate.h"
+#include "api/validate.h"
 
 #include <fmt/format.h>
 
@@ -7,10 +7,11 @@
 #include <limits>
 #include <vector>
 
+#include "core/alignment.h"
 #include "core/checks.h"
 #include "core/overlap.h"
 #include "core/read_index.h"
-#include "cuda/run.h"
+#include "plan/backend.h"
 #include "tfla/error.h"
 
 namespace tfla {
@@ -253,12 +254,44 @@ void validate_options(const MlstmOptions& options, Operation operation) {
   }
 }
 
+namespace {
+
+void check_gpu(const DeviceFacts& gpu) {
+  constexpr int oldest = 80;
+  if (gpu.capability < oldest) {
+    refuse(fmt::format("tfla: execution.gpu has capability {}; it must be 80 or newer", gpu.capability));
+  }
+  if (gpu.multiprocessors < 1) {
+    refuse(fmt::format("tfla: execution.gpu has {} multiprocessors; it must have one or more", gpu.multiprocessors));
+  }
+}
+
+template <class Args, class... Views>
+bool all_mapped(const Args& args, const Views&... views) {
+  const std::int64_t packed_tokens = args.cu_seqlens.given() ? args.q.shape[1] : 0;
+  return (has_tensor_map(views, packed_tokens) && ...);
+}
+
+}  // namespace
+
+bool is_aligned(const MlstmForward& args) {
+  if (args.options.formulation == Formulation::recurrent) return rows_on_16_bytes(args.last_state.C);
+  return all_mapped(args, args.q, args.k, args.v, args.h);
+}
+
+bool is_aligned(const MlstmBackward& args) {
+  return all_mapped(args, args.q, args.k, args.v, args.dh, args.dq, args.dk, args.dv);
+}
+
+bool is_aligned(const MlstmStep& args) { return rows_on_16_bytes(args.state.C); }
+
 void validate_execution(const Execution& execution) {
   if (execution.threads < 0) {
     refuse(fmt::format("tfla: execution.threads is {}; it must be positive, or 0 for the default", execution.threads));
   }
   if (execution.device == Device::cuda) {
-    cuda::check_available();
+    if (execution.gpu) check_gpu(*execution.gpu);
+    if (!execution.gpu) backend(Device::cuda).check_available();
   } else if (execution.device != Device::cpu) {
     refuse("tfla: execution.device is not one of cpu and cuda");
   }
@@ -289,6 +322,7 @@ MlstmShape validate(const MlstmForward& args, Device device) {
   shape.in_place = device == Device::cuda &&
                    (same(args.last_state.C, args.initial_state.C) || same(args.last_state.n, args.initial_state.n) ||
                     same(args.last_state.m, args.initial_state.m));
+  shape.aligned = device != Device::cuda || is_aligned(args);
   return shape;
 }
 
@@ -328,12 +362,13 @@ MlstmShape validate(const MlstmBackward& args, Device device) {
   check.output("df", args.df);
   check.output("dinitial_state.C", args.dinitial_state.C);
   check.output("dinitial_state.n", args.dinitial_state.n);
+  shape.aligned = device != Device::cuda || is_aligned(args);
   return shape;
 }
 
 MlstmShape validate(const MlstmStep& args, Device device) {
   validate_options(args.options, Operation::step);
-  const MlstmShape shape = check_inputs(args);
+  MlstmShape shape = check_inputs(args);
   check_values("h", args.h, shape);
   check_rank("state.C", args.state.C, 4, "(S,H,dqk,dhv)");
   const std::int64_t states = args.state.C.shape[0];
@@ -347,6 +382,7 @@ MlstmShape validate(const MlstmStep& args, Device device) {
   check.output("state.C", args.state.C);
   check.output("state.n", args.state.n);
   check.output("state.m", args.state.m);
+  shape.aligned = device != Device::cuda || is_aligned(args);
   return shape;
 }
 

@@ -1,8 +1,8 @@
-#include "core/cost/cuda_time.h"
+#include "plan/cost/cuda_time.h"
 
 #include <cmath>
 
-#include "core/cost/cuda_rates.h"
+#include "plan/cost/cuda_rates.h"
 
 namespace tfla {
 

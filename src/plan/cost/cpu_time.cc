@@ -1,9 +1,9 @@
-#include "core/cost/cpu_time.h"
+#include "plan/cost/cpu_time.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "core/cost/cpu_rates.h"
+#include "plan/cost/cpu_rates.h"
 
 namespace tfla {
 

@@ -1,7 +1,7 @@
 // The paper's simplified tables exactly as printed, slips included: tests hold them against the exact ones, and
 // docs/paper.md lists where they part.
 #include "core/checks.h"
-#include "core/cost/tables.h"
+#include "plan/cost/tables.h"
 
 namespace tfla::analysis {
 

@@ -1,7 +1,7 @@
 // The backward pass, which the paper does not count: its formulas of appendix B by its rules of appendix F (a
 // multiply-add is 2, a running sum of x terms x (x + 1) / 2, nothing that a kernel computes twice, no initial state).
 // Forward leaves n.q and m of every row (mLSTMexp), which backward reads; the states are computed once more.
-#include "core/cost/tables.h"
+#include "plan/cost/tables.h"
 
 namespace tfla::tables {
 

@@ -1,0 +1,25 @@
+// The GPU's part of a plan.
+#pragma once
+
+#include "plan/kernel_table.h"
+#include "tfla/plan.h"
+
+namespace tfla {
+
+// Kernels, ranges and launches. plan.gpu says for which GPU.
+void plan_cuda(Plan& plan, bool portable);
+
+// Chooses segments and their pieces. Portable kernels, and Hopper's.
+void choose_segments(Plan& plan, std::int64_t chunks);
+void choose_hopper_segments(Plan& plan, std::int64_t chunks, bool grad_states_v);
+
+// Whether Hopper's kernels make states: sm_90a.
+[[nodiscard]] bool runs_on_hopper(const Plan& plan);
+
+// Tokens of the chunks that the kernels of a plan work in: gates, states, sums.
+[[nodiscard]] std::int64_t kernel_chunk(const Plan& plan);
+
+// Whether the plan launches rows that want tensors whose rows begin on 16 bytes.
+[[nodiscard]] bool needs_alignment(const Plan& plan);
+
+}  // namespace tfla
