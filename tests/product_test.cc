@@ -11,7 +11,7 @@
 #include <random>
 #include <vector>
 
-#include "cpu/product.h"
+#include "cpu/kernels/product.h"
 
 namespace tfla::test {
 namespace {

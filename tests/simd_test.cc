@@ -1,5 +1,5 @@
 // Vector loops against plain ones: every instruction set of this machine, lengths around whole vectors, any alignment.
-#include "cpu/simd.h"
+#include "cpu/kernels/simd.h"
 
 #include <gtest/gtest.h>
 #include <hwy/targets.h>

@@ -14,7 +14,7 @@
 #include "core/settings.h"
 #include "core/validate.h"
 #include "cpu/run.h"
-#include "cpu/states.h"
+#include "cpu/stages/states.h"
 #include "cuda/run.h"
 
 namespace tfla {

@@ -2,9 +2,9 @@
 
 #include <omp.h>
 
+#include "cpu/formulations/parallel.h"
 #include "cpu/padding.h"
-#include "cpu/parallel.h"
-#include "cpu/step.h"
+#include "cpu/stages/step.h"
 
 namespace tfla::cpu {
 

@@ -5,7 +5,7 @@
 // In double it costs dqk multiply-adds per token, a few thousandths of the matrix products.
 #pragma once
 
-#include "cpu/gates.h"
+#include "cpu/stages/gates.h"
 
 namespace tfla::cpu {
 

@@ -1,8 +1,8 @@
 // The fully parallel formulation: the whole sequence is one tile, walked through in square blocks. Quadratic in T.
 #pragma once
 
-#include "cpu/backward.h"
-#include "cpu/outputs.h"
+#include "cpu/formulations/chunkwise_backward.h"
+#include "cpu/formulations/chunkwise_forward.h"
 #include "cpu/workers.h"
 
 namespace tfla::cpu {

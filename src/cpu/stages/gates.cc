@@ -1,11 +1,11 @@
-#include "cpu/gates.h"
+#include "cpu/stages/gates.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstring>
 
-#include "cpu/simd.h"
+#include "cpu/kernels/simd.h"
 
 namespace tfla::cpu {
 

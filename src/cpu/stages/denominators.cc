@@ -1,11 +1,11 @@
-#include "cpu/denominators.h"
+#include "cpu/stages/denominators.h"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
 
-#include "cpu/simd.h"
+#include "cpu/kernels/simd.h"
 #include "cpu/tile.h"
 
 namespace tfla::cpu {

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "core/decay.h"
-#include "cpu/denominators.h"
-#include "cpu/states.h"
+#include "cpu/stages/denominators.h"
+#include "cpu/stages/states.h"
 #include "cpu/workers.h"
 
 namespace tfla::cpu {

@@ -1,8 +1,8 @@
-#include "cpu/states.h"
+#include "cpu/stages/states.h"
 
 #include <cstring>
 
-#include "cpu/simd.h"
+#include "cpu/kernels/simd.h"
 
 namespace tfla::cpu {
 

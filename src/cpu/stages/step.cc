@@ -1,9 +1,9 @@
-#include "cpu/step.h"
+#include "cpu/stages/step.h"
 
 #include <cmath>
 
+#include "cpu/kernels/simd.h"
 #include "cpu/padding.h"
-#include "cpu/simd.h"
 #include "cpu/threads.h"
 
 namespace tfla::cpu {

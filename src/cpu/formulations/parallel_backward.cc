@@ -2,8 +2,8 @@
 // dV. Both passes form the same squares S and dS bit for bit, so their row and column sums telescope exactly in dlogf.
 #include <algorithm>
 
-#include "cpu/parallel.h"
-#include "cpu/simd.h"
+#include "cpu/formulations/parallel.h"
+#include "cpu/kernels/simd.h"
 #include "cpu/threads.h"
 
 namespace tfla::cpu {

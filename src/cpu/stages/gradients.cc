@@ -1,8 +1,8 @@
-#include "cpu/gradients.h"
+#include "cpu/stages/gradients.h"
 
 #include <algorithm>
 
-#include "cpu/simd.h"
+#include "cpu/kernels/simd.h"
 
 namespace tfla::cpu {
 

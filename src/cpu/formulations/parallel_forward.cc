@@ -1,9 +1,9 @@
-#include "cpu/parallel.h"
+#include "cpu/formulations/parallel.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "cpu/simd.h"
+#include "cpu/kernels/simd.h"
 #include "cpu/threads.h"
 
 namespace tfla::cpu {

@@ -1,8 +1,8 @@
 // The chunkwise backward pass: states forward, gradients in reverse, over spans.
 #pragma once
 
-#include "cpu/denominators.h"
-#include "cpu/gradients.h"
+#include "cpu/stages/denominators.h"
+#include "cpu/stages/gradients.h"
 #include "cpu/workers.h"
 
 namespace tfla::cpu {

@@ -1,12 +1,12 @@
-#include "cpu/simd.h"
+#include "cpu/kernels/simd.h"
 
 #include <cstring>
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "cpu/simd-inl.h"
+#define HWY_TARGET_INCLUDE "cpu/kernels/simd-inl.h"
 #include <hwy/foreach_target.h>
 // After foreach_target, by Highway's rule.
-#include "cpu/simd-inl.h"
+#include "cpu/kernels/simd-inl.h"
 
 #if HWY_ONCE
 namespace tfla::cpu::simd {

@@ -1,4 +1,4 @@
-#include "cpu/outputs.h"
+#include "cpu/formulations/chunkwise_forward.h"
 
 #include "cpu/threads.h"
 

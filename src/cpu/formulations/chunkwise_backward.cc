@@ -1,6 +1,6 @@
-#include "cpu/backward.h"
+#include "cpu/formulations/chunkwise_backward.h"
 
-#include "cpu/simd.h"
+#include "cpu/kernels/simd.h"
 #include "cpu/threads.h"
 
 namespace tfla::cpu {

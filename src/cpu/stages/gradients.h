@@ -2,7 +2,7 @@
 // the state at its end.
 #pragma once
 
-#include "cpu/states.h"
+#include "cpu/stages/states.h"
 
 namespace tfla::cpu {
 
