@@ -14,8 +14,8 @@
 #include "core/settings.h"
 #include "core/validate.h"
 #include "cpu/run.h"
-#include "cpu/stages/states.h"
 #include "cuda/run.h"
+#include "plan/cpu_units.h"
 
 namespace tfla {
 

@@ -2,9 +2,11 @@
 
 #include <omp.h>
 
+#include "cpu/formulations/chunkwise_backward.h"
+#include "cpu/formulations/chunkwise_forward.h"
 #include "cpu/formulations/parallel.h"
+#include "cpu/formulations/recurrent.h"
 #include "cpu/padding.h"
-#include "cpu/stages/step.h"
 
 namespace tfla::cpu {
 
@@ -76,9 +78,7 @@ void forward(const MlstmForward& args, const Plan& plan, std::byte* scratch) {
     switch (plan.formulation) {
       case Formulation::chunkwise: run_forward(problem, outputs, ForwardScratch<Real>(arena, plan)); break;
       case Formulation::parallel: run_parallel_forward(problem, outputs, ParallelScratch<Real>(arena, plan)); break;
-      case Formulation::recurrent:
-        run_recurrent(problem, outputs.h, outputs.last_state, StepScratch<Real>(arena, plan));
-        break;
+      case Formulation::recurrent: run_recurrent(problem, outputs, StepScratch<Real>(arena, plan)); break;
     }
   });
 }

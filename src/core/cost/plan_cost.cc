@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "cpu/formulations/parallel.h"
+#include "plan/cpu_units.h"
 #include "tfla/analysis.h"
 
 namespace tfla {

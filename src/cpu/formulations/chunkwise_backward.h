@@ -7,17 +7,6 @@
 
 namespace tfla::cpu {
 
-struct BackwardTensors {
-  TensorView dh;                         // [B,T,H,dhv]
-  MlstmStateGrad dlast_state;            // optional
-  MutableTensorView dq;                  // [B,T,Hqk,dqk]
-  MutableTensorView dk;                  // [B,T,Hqk,dqk]
-  MutableTensorView dv;                  // [B,T,H,dhv]
-  MutableTensorView di;                  // [B,T,H]
-  MutableTensorView df;                  // [B,T,H]
-  MutableMlstmStateGrad dinitial_state;  // optional
-};
-
 template <class Real>
 struct BackwardScratch {
   struct Worker {

@@ -6,32 +6,6 @@ namespace tfla::cpu {
 
 namespace {
 
-// h of one tile from the state at its beginning: den H = (scale qbar Q) C + (D . Q K^T) V.
-template <class Real>
-void tile_outputs(const Problem& problem, const Tile& tile, const TileKeys<Real>& keys, const GateVectors<Real>& gates,
-                  const State<Real>& state, const typename ForwardScratch<Real>::Worker& worker,
-                  const MutableTensorView& h) {
-  const MlstmShape& shape = problem.plan.shape;
-  const std::int64_t rows = tile.size();
-  const std::int64_t qk_head = tile.head / problem.group();
-  const auto scale = static_cast<Real>(problem.settings.scale);
-  const Matrix<const Real> Q = load_tile(problem.q, tile, qk_head, worker.q, 0, shape.dqk);
-  const Matrix<Real> Qb = dense(worker.qb, rows, shape.dqk);
-  const Matrix<Real> D = dense(worker.D, rows, rows);
-  const Matrix<Real> S = dense(worker.S, rows, rows);
-  const Matrix<Real> H = dense(worker.h, rows, shape.dhv);
-
-  gate_matrix(gates, scale, D);
-  gated_scores<Real>(Square::diagonal, Q, keys.K, D, S);
-  if (!state.zero) {
-    scale_rows(scale, gates.qbar, Q, Qb);
-    multiply(Product<Real>{.out = H, .a = Qb, .b = state.C});
-  }
-  multiply(Product<Real>{
-      .out = H, .a = S, .b = keys.V, .beta = state.zero ? Real{0} : Real{1}, .added = H, .a_part = Part::lower});
-  store_tile<Real>(H, gates.inverse, h, tile, tile.head);
-}
-
 // Heads [first, first + abreast) of a span, tile by tile in turn. Their rows lie side by side, so the pages that one of
 // them had to look up serve the others too.
 template <class Real>
@@ -63,7 +37,7 @@ void span_outputs(const Problem& problem, const Span& span, std::int64_t first, 
         denominators(problem, scratch.gates, sequence, tile.head, token, end, worker.heads[x].norm);
       }
       const TileKeys<Real> keys = load_keys(problem, tile, worker.operands, columns);
-      tile_outputs(problem, tile, keys, gates, states[x], worker, outputs.h);
+      tile_outputs(problem, tile, keys, gates, states[x], worker.tile, outputs.h);
       if (state_is_used) advance(keys, gates, states[x], states[x]);
     }
     token = end;
@@ -77,12 +51,7 @@ void span_outputs(const Problem& problem, const Span& span, std::int64_t first, 
 }  // namespace
 
 template <class Real>
-ForwardScratch<Real>::Worker::Worker(Arena& arena, const Plan& plan) : operands(arena, plan) {
-  q = arena.take<Real>(plan.tile * padded(plan.shape.dqk));
-  qb = arena.take<Real>(plan.tile * plan.shape.dqk);
-  D = arena.take<Real>(plan.tile * plan.tile);
-  S = arena.take<Real>(plan.tile * plan.tile);
-  h = arena.take<Real>(plan.tile * plan.shape.dhv);
+ForwardScratch<Real>::Worker::Worker(Arena& arena, const Plan& plan) : operands(arena, plan), tile(arena, plan) {
   for (std::size_t x = 0; x < static_cast<std::size_t>(plan.abreast); ++x) {
     heads[x].state = arena.take<Real>(state_size(plan.shape));
     heads[x].norm = NormBuffers<Real>(arena, plan);
@@ -93,17 +62,6 @@ template <class Real>
 ForwardScratch<Real>::ForwardScratch(Arena& arena, const Plan& plan) : gates(arena, plan) {
   if (!plan.fused()) span_states = arena.take<Real>(span_numbers(plan) * plan.shape.heads * state_size(plan.shape));
   workers = Workers<Worker>(arena, plan);
-}
-
-template <class Real>
-void store_max_states(const Problem& problem, const GateVectors<Real>& gates, const MutableTensorView& m) {
-  if (!m.given()) return;
-  for (std::int64_t s = 0; s < problem.plan.shape.sequences; ++s) {
-    for (std::int64_t head = 0; head < problem.heads(); ++head) {
-      static_cast<Real*>(m.data)[s * m.strides[0] + head * m.strides[1]] =
-          static_cast<Real>(gates.m_last[s * problem.heads() + head]);
-    }
-  }
 }
 
 template <class Real>
@@ -134,12 +92,11 @@ void run_forward(const Problem& problem, const ForwardOutputs& outputs, const Fo
     if (span.begin == span.end && span.number != first_span(plan, span.sequence)) return;
     span_outputs(problem, span, unit % groups * plan.abreast, scratch, scratch.workers.at(plan, index), outputs);
   });
-  store_max_states(problem, scratch.gates, outputs.last_state.m);
+  store_max_states<Real>(problem, scratch.gates.m_last, outputs.last_state.m);
 }
 
-#define TFLA_INSTANTIATE(Real)                                                                        \
-  template struct ForwardScratch<Real>;                                                               \
-  template void store_max_states(const Problem&, const GateVectors<Real>&, const MutableTensorView&); \
+#define TFLA_INSTANTIATE(Real)          \
+  template struct ForwardScratch<Real>; \
   template void run_forward(const Problem&, const ForwardOutputs&, const ForwardScratch<Real>&)
 TFLA_INSTANTIATE(float);
 TFLA_INSTANTIATE(double);

@@ -1,18 +1,14 @@
-// Stage `outputs`, fused with `states`: the state stays with the thread that needs it next.
+// The chunkwise forward pass: states and outputs by turns, tile by tile. The state stays with the thread that needs it
+// next.
 #pragma once
 
 #include <array>
 
 #include "cpu/stages/denominators.h"
-#include "cpu/stages/states.h"
+#include "cpu/stages/outputs.h"
 #include "cpu/workers.h"
 
 namespace tfla::cpu {
-
-struct ForwardOutputs {
-  MutableTensorView h;           // [B,T,H,dhv]
-  MutableMlstmState last_state;  // optional
-};
 
 // Scratch of a chunkwise forward call.
 template <class Real>
@@ -24,12 +20,7 @@ struct ForwardScratch {
       NormBuffers<Real> norm;
     };
     StateBuffers<Real> operands;
-    Real* q = nullptr;   // [tile,dqk] converted queries
-    Real* qb = nullptr;  // [tile,dqk] scale qbar Q
-    Real* D = nullptr;   // [tile,tile] gate matrix
-    Real* S = nullptr;   // [tile,tile] gated scores
-    Real* h = nullptr;   // [tile,dhv] numerator
-
+    OutputBuffers<Real> tile;
     std::array<Carried, most_abreast> heads;  // the first plan.abreast of them
 
     Worker(Arena& arena, const Plan& plan);
@@ -44,9 +35,5 @@ struct ForwardScratch {
 
 template <class Real>
 void run_forward(const Problem& problem, const ForwardOutputs& outputs, const ForwardScratch<Real>& scratch);
-
-// m of a last state, from the gate scan.
-template <class Real>
-void store_max_states(const Problem& problem, const GateVectors<Real>& gates, const MutableTensorView& m);
 
 }  // namespace tfla::cpu

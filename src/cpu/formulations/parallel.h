@@ -1,14 +1,11 @@
 // The fully parallel formulation: the whole sequence is one tile, walked through in square blocks. Quadratic in T.
 #pragma once
 
-#include "cpu/formulations/chunkwise_backward.h"
-#include "cpu/formulations/chunkwise_forward.h"
+#include "cpu/stages/denominators.h"
+#include "cpu/stages/gradients.h"
 #include "cpu/workers.h"
 
 namespace tfla::cpu {
-
-// Tokens of a block. 64: the smallest at which the products run at full speed.
-inline constexpr std::int64_t parallel_block = 64;
 
 [[nodiscard]] inline std::int64_t blocks_of(std::int64_t length) {
   return (length + parallel_block - 1) / parallel_block;

@@ -137,7 +137,7 @@ void run_parallel_forward(const Problem& problem, const ForwardOutputs& outputs,
     last_state(problem, problem.sequence(unit / heads), unit % heads, scratch, scratch.workers.at(plan, index),
                outputs.last_state);
   });
-  store_max_states(problem, scratch.gates, outputs.last_state.m);
+  store_max_states<Real>(problem, scratch.gates.m_last, outputs.last_state.m);
 }
 
 #define TFLA_INSTANTIATE(Real)                                                                             \

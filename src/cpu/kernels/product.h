@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "plan/cpu_units.h"
+
 namespace tfla::cpu {
 
 // A row-major matrix in memory, or its transpose as seen by a product.
@@ -31,9 +33,7 @@ template <class Real>
   return {data, rows, cols, cols, false};
 }
 
-// Rows a power of two apart share few sets of the first-level cache, so those that products read again and again get a
-// cache line of floats more than they fill.
-[[nodiscard]] constexpr std::int64_t padded(std::int64_t cols) { return cols + 16; }
+// A dense matrix with padded rows.
 template <class Real>
 [[nodiscard]] Matrix<Real> spread(Real* data, std::int64_t rows, std::int64_t cols) {
   return {data, rows, cols, padded(cols), false};

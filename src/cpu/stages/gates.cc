@@ -153,6 +153,16 @@ void gates(const Problem& problem, const GateVectors<Real>& vectors, const Seque
   *out.m_last = m;
 }
 
+template <class Real>
+void store_max_states(const Problem& problem, const double* m_last, const MutableTensorView& m) {
+  if (!m.given()) return;
+  const std::int64_t heads = problem.heads();
+  for (std::int64_t unit = 0; unit < problem.plan.shape.sequences * heads; ++unit) {
+    static_cast<Real*>(m.data)[unit / heads * m.strides[0] + unit % heads * m.strides[1]] =
+        static_cast<Real>(m_last[unit]);
+  }
+}
+
 void store_gate_gradients(const Problem& problem, const Sequence& sequence, std::int64_t head, std::int64_t begin,
                           std::int64_t count, const double* dlogi, const double* dlogf, const MutableTensorView& di,
                           const MutableTensorView& df) {
@@ -167,9 +177,12 @@ void store_gate_gradients(const Problem& problem, const Sequence& sequence, std:
   }
 }
 
-template struct GateVectors<float>;
-template struct GateVectors<double>;
-template void gates(const Problem&, const GateVectors<float>&, const Sequence&, std::int64_t);
-template void gates(const Problem&, const GateVectors<double>&, const Sequence&, std::int64_t);
+#define TFLA_INSTANTIATE(Real)                                                                  \
+  template struct GateVectors<Real>;                                                            \
+  template void gates(const Problem&, const GateVectors<Real>&, const Sequence&, std::int64_t); \
+  template void store_max_states<Real>(const Problem&, const double*, const MutableTensorView&)
+TFLA_INSTANTIATE(float);
+TFLA_INSTANTIATE(double);
+#undef TFLA_INSTANTIATE
 
 }  // namespace tfla::cpu

@@ -42,6 +42,10 @@ void log_gates(const Problem& problem, const Sequence& sequence, std::int64_t he
 template <class Real>
 void gates(const Problem& problem, const GateVectors<Real>& vectors, const Sequence& sequence, std::int64_t head);
 
+// m of every last state, [N,H], into the caller's tensor where it is given.
+template <class Real>
+void store_max_states(const Problem& problem, const double* m_last, const MutableTensorView& m);
+
 // Gradients of log i and log f of tokens [begin, begin + count) become gradients of the raw gates, in the caller's
 // tensors.
 void store_gate_gradients(const Problem& problem, const Sequence& sequence, std::int64_t head, std::int64_t begin,

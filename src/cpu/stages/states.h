@@ -6,12 +6,6 @@
 
 namespace tfla::cpu {
 
-// Columns of a state that a thread takes at a time where several share one. Products with the state are the same
-// arithmetic element by element, whoever computes how much of it (product.h).
-inline constexpr std::int64_t state_panel = 128;
-
-[[nodiscard]] inline std::int64_t panels(const Plan& plan) { return (plan.shape.dhv + state_panel - 1) / state_panel; }
-
 // The columns of the state that a thread works on: a panel, or all of them.
 struct Columns {
   std::int64_t first = 0;
@@ -31,16 +25,12 @@ struct State {
   bool zero = true;
 };
 
-// Memory of a whole state, and the part of it that a thread with these columns sees: n goes with the first column.
-[[nodiscard]] inline std::int64_t state_size(const MlstmShape& shape) { return shape.dqk * (padded(shape.dhv) + 1); }
+// The part of a whole state in `memory` that a thread with these columns sees: n goes with the first column.
 template <class Real>
 [[nodiscard]] State<Real> state_in(Real* memory, const MlstmShape& shape, Columns columns) {
   const Matrix<Real> C = spread(memory, shape.dqk, shape.dhv);
   return {C.columns(columns.first, columns.width), columns.first == 0 ? memory + shape.dqk * C.stride : nullptr, true};
 }
-
-// Heads that a thread may carry through the tokens at the same time.
-inline constexpr std::int64_t most_abreast = 4;
 
 template <class Real>
 void copy_state(const State<Real>& from, State<Real>& to);

@@ -22,7 +22,32 @@ void load_token(const Problem& problem, const Sequence& sequence, std::int64_t t
   simd::scale(weight, worker.input, worker.input, dqk);
 }
 
-// The scalar part of every token of one head: gates, the recurrence of n and m, the denominators. Returns the new m.
+}  // namespace
+
+template <class Real>
+TokenGates<Real>::TokenGates(Arena& arena, const Plan& plan) {
+  const std::int64_t count = plan.shape.batch * plan.shape.tokens * plan.shape.heads;
+  for (double** vector : {&log_f, &log_i}) *vector = arena.take<double>(count);
+  decay = arena.take<Decay<Real>>(count);
+  for (Real** vector : {&weight, &inverse}) *vector = arena.take<Real>(count);
+}
+
+template <class Real>
+StepScratch<Real>::Worker::Worker(Arena& arena, const Plan& plan) {
+  q = arena.take<Real>(plan.shape.dqk);
+  input = arena.take<Real>(plan.shape.dqk);
+  n = arena.take<double>(plan.shape.dqk);
+  v = arena.take<Real>(plan.panel);
+  h = arena.take<Real>(plan.panel);
+  if (plan.operation != Operation::step) state = arena.take<Real>(plan.shape.dqk * (plan.panel + 1));
+}
+
+template <class Real>
+StepScratch<Real>::StepScratch(Arena& arena, const Plan& plan) : gates(arena, plan) {
+  m_last = arena.take<double>(plan.shape.sequences * plan.shape.heads);
+  workers = Workers<Worker>(arena, plan);
+}
+
 template <class Real>
 double token_gates(const Problem& problem, const Sequence& sequence, std::int64_t head, double m, Real* n,
                    const StepScratch<Real>& scratch, const typename StepScratch<Real>::Worker& worker) {
@@ -56,7 +81,6 @@ double token_gates(const Problem& problem, const Sequence& sequence, std::int64_
   return m;
 }
 
-// Every token of one head on some columns of its state.
 template <class Real>
 void token_outputs(const Problem& problem, const Sequence& sequence, std::int64_t head, Columns columns,
                    const Matrix<Real>& C, const StepScratch<Real>& scratch,
@@ -73,38 +97,6 @@ void token_outputs(const Problem& problem, const Sequence& sequence, std::int64_
     auto* out = static_cast<std::byte*>(row_of(h, sequence, t, head)) + skip;
     simd::store(gates.inverse[offset + t], worker.h, out, h.dtype, columns.width);
   }
-}
-
-[[nodiscard]] std::int64_t step_panels(const Plan& plan) { return (plan.shape.dhv + plan.panel - 1) / plan.panel; }
-
-[[nodiscard]] Columns step_columns(const Plan& plan, std::int64_t panel) {
-  return {panel * plan.panel, std::min(plan.panel, plan.shape.dhv - panel * plan.panel)};
-}
-
-}  // namespace
-
-template <class Real>
-TokenGates<Real>::TokenGates(Arena& arena, const Plan& plan) {
-  const std::int64_t count = plan.shape.batch * plan.shape.tokens * plan.shape.heads;
-  for (double** vector : {&log_f, &log_i}) *vector = arena.take<double>(count);
-  decay = arena.take<Decay<Real>>(count);
-  for (Real** vector : {&weight, &inverse}) *vector = arena.take<Real>(count);
-}
-
-template <class Real>
-StepScratch<Real>::Worker::Worker(Arena& arena, const Plan& plan) {
-  q = arena.take<Real>(plan.shape.dqk);
-  input = arena.take<Real>(plan.shape.dqk);
-  n = arena.take<double>(plan.shape.dqk);
-  v = arena.take<Real>(plan.panel);
-  h = arena.take<Real>(plan.panel);
-  if (plan.operation != Operation::step) state = arena.take<Real>(plan.shape.dqk * (plan.panel + 1));
-}
-
-template <class Real>
-StepScratch<Real>::StepScratch(Arena& arena, const Plan& plan) : gates(arena, plan) {
-  m_last = arena.take<double>(plan.shape.sequences * plan.shape.heads);
-  workers = Workers<Worker>(arena, plan);
 }
 
 template <class Real>
@@ -138,55 +130,15 @@ void run_step(const Problem& problem, const MutableTensorView& h, const MutableM
   });
 }
 
-template <class Real>
-void run_recurrent(const Problem& problem, const MutableTensorView& h, const MutableMlstmState& last_state,
-                   const StepScratch<Real>& scratch) {
-  const Plan& plan = problem.plan;
-  const std::int64_t heads = problem.heads();
-  const std::int64_t count = step_panels(plan);
-  // A panel of the state in the worker's memory, from the initial state or zero.
-  const auto start = [&](const Sequence& sequence, std::int64_t head, Columns columns, Real* memory) {
-    State<Real> state{dense(memory, plan.shape.dqk, columns.width), memory + plan.shape.dqk * columns.width, true};
-    load_state(problem.initial_state.C, problem.initial_state.n, sequence.index, head, columns, state);
-    if (state.zero) std::fill_n(memory, plan.shape.dqk * (columns.width + 1), Real{0});
-    state.zero = false;
-    return state;
-  };
-  parallel_for(plan.shape.sequences * heads, plan.threads, [&](std::int64_t unit, int index) {
-    const auto worker = scratch.workers.at(plan, index);
-    const Sequence sequence = problem.sequence(unit / heads);
-    const std::int64_t head = unit % heads;
-    const State<Real> state = start(sequence, head, {0, 0}, worker.state);
-    const double m = initial_max(problem, sequence, head);
-    scratch.m_last[unit] = token_gates(problem, sequence, head, m, state.n, scratch, worker);
-    store_state(state, MutableTensorView{}, last_state.n, sequence.index, head);
-  });
-  parallel_for(plan.shape.sequences * heads * count, plan.threads, [&](std::int64_t unit, int index) {
-    const auto worker = scratch.workers.at(plan, index);
-    const Sequence sequence = problem.sequence(unit / (heads * count));
-    const std::int64_t head = unit / count % heads;
-    const Columns columns = step_columns(plan, unit % count);
-    const State<Real> state = start(sequence, head, columns, worker.state);
-    token_outputs(problem, sequence, head, columns, state.C, scratch, worker, h);
-    MutableTensorView C = last_state.C;
-    if (C.given()) C.data = static_cast<Real*>(C.data) + columns.first;
-    store_state(state, C, MutableTensorView{}, sequence.index, head);
-  });
-  if (!last_state.m.given()) return;
-  const MutableTensorView& m = last_state.m;
-  for (std::int64_t unit = 0; unit < plan.shape.sequences * heads; ++unit) {
-    static_cast<Real*>(m.data)[unit / heads * m.strides[0] + unit % heads * m.strides[1]] =
-        static_cast<Real>(scratch.m_last[unit]);
-  }
-}
-
-#define TFLA_INSTANTIATE(Real)                                                                                  \
-  template struct TokenGates<Real>;                                                                             \
-  template struct StepScratch<Real>;                                                                            \
-  template void run_step(const Problem&, const MutableTensorView&, const MutableMlstmState&, const TensorView&, \
-                         const StepScratch<Real>&);                                                             \
-  template void run_recurrent(const Problem&, const MutableTensorView&, const MutableMlstmState&,               \
-                              const StepScratch<Real>&)
+#define TFLA_INSTANTIATE(Real)                                                                                        \
+  template struct TokenGates<Real>;                                                                                   \
+  template struct StepScratch<Real>;                                                                                  \
+  template double token_gates(const Problem&, const Sequence&, std::int64_t, double, Real*, const StepScratch<Real>&, \
+                              const StepScratch<Real>::Worker&);                                                      \
+  template void token_outputs(const Problem&, const Sequence&, std::int64_t, Columns, const Matrix<Real>&,            \
+                              const StepScratch<Real>&, const StepScratch<Real>::Worker&, const MutableTensorView&);  \
+  template void run_step(const Problem&, const MutableTensorView&, const MutableMlstmState&, const TensorView&,       \
+                         const StepScratch<Real>&)
 TFLA_INSTANTIATE(float);
 TFLA_INSTANTIATE(double);
 #undef TFLA_INSTANTIATE

@@ -1,5 +1,5 @@
-// Stage `step`: tokens one after another on a state in place, at the speed of memory. In a loop over a whole sequence
-// it is the recurrent formulation.
+// Stage `step`: tokens one after another on a state in place, at the speed of memory. Over a whole sequence it is the
+// recurrent formulation.
 #pragma once
 
 #include "core/decay.h"
@@ -43,13 +43,29 @@ struct StepScratch {
   StepScratch(Arena& arena, const Plan& plan);
 };
 
-// `slots` may be absent: row b then uses state b.
+// The scalar part of every token of one head, from max state m and n in place: gates, the recurrence of n and m, the
+// denominators. Returns the new m.
+template <class Real>
+double token_gates(const Problem& problem, const Sequence& sequence, std::int64_t head, double m, Real* n,
+                   const StepScratch<Real>& scratch, const typename StepScratch<Real>::Worker& worker);
+
+// Every token of one head on some columns of its state, after its token_gates.
+template <class Real>
+void token_outputs(const Problem& problem, const Sequence& sequence, std::int64_t head, Columns columns,
+                   const Matrix<Real>& C, const StepScratch<Real>& scratch,
+                   const typename StepScratch<Real>::Worker& worker, const MutableTensorView& h);
+
+// The columns of the state are dealt out in panels of plan.panel.
+[[nodiscard]] inline std::int64_t step_panels(const Plan& plan) {
+  return (plan.shape.dhv + plan.panel - 1) / plan.panel;
+}
+[[nodiscard]] inline Columns step_columns(const Plan& plan, std::int64_t panel) {
+  return {panel * plan.panel, std::min(plan.panel, plan.shape.dhv - panel * plan.panel)};
+}
+
+// One call of step. `slots` may be absent: row b then uses state b.
 template <class Real>
 void run_step(const Problem& problem, const MutableTensorView& h, const MutableMlstmState& state,
               const TensorView& slots, const StepScratch<Real>& scratch);
-
-template <class Real>
-void run_recurrent(const Problem& problem, const MutableTensorView& h, const MutableMlstmState& last_state,
-                   const StepScratch<Real>& scratch);
 
 }  // namespace tfla::cpu

@@ -1,0 +1,29 @@
+// The sizes that the plan and the CPU's kernels agree on: the plan counts memory and work by them, the kernels use
+// them.
+#pragma once
+
+#include <cstdint>
+
+#include "tfla/plan.h"
+
+namespace tfla::cpu {
+
+// Rows a power of two apart share few sets of the first-level cache, so those that products read again and again get a
+// cache line of floats more than they fill.
+[[nodiscard]] constexpr std::int64_t padded(std::int64_t cols) { return cols + 16; }
+
+// Numbers that a whole state takes: C with padded rows, and n.
+[[nodiscard]] inline std::int64_t state_size(const MlstmShape& shape) { return shape.dqk * (padded(shape.dhv) + 1); }
+
+// Columns of a state that a thread takes at a time where several share one. Products with the state are the same
+// arithmetic element by element, whoever computes how much of it (cpu/kernels/product.h).
+inline constexpr std::int64_t state_panel = 128;
+[[nodiscard]] inline std::int64_t panels(const Plan& plan) { return (plan.shape.dhv + state_panel - 1) / state_panel; }
+
+// Heads that a thread may carry through the tokens at the same time.
+inline constexpr std::int64_t most_abreast = 4;
+
+// Tokens of a block of the parallel formulation. 64: the smallest at which the products run at full speed.
+inline constexpr std::int64_t parallel_block = 64;
+
+}  // namespace tfla::cpu
