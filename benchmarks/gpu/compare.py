@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Times tfla, the published Triton kernels and cuDNN's attention side by side on this GPU; writes
 docs/benchmarks/gpu.*."""
 
@@ -12,27 +11,27 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import gpu_parts
+from benchmarks.gpu import parts as gpu_parts
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PEERS = (*gpu_parts.TRITON_PEERS, gpu_parts.ATTENTION, gpu_parts.STEP_PEER)
 
 EXAMPLES = """parts:
 {parts}
 
-What it needs besides tfla is in benchmarks/requirements-gpu.txt; matplotlib only to draw.
+What it needs besides tfla is in benchmarks/gpu/requirements.txt; matplotlib only to draw.
 
 examples:
-  benchmarks/compare.py --budget 900                    everything
-  benchmarks/compare.py --part lengths --tokens 8192    one length
-  benchmarks/compare.py --measure run.json              only measure: on a GPU machine without matplotlib
-  benchmarks/compare.py --draw run.json                 only write the page and the plots: on a machine without a GPU
+  python -m benchmarks.gpu.compare --budget 900                    everything
+  python -m benchmarks.gpu.compare --part lengths --tokens 8192    one length
+  python -m benchmarks.gpu.compare --measure run.json              only measure: on a GPU machine without matplotlib
+  python -m benchmarks.gpu.compare --draw run.json                 only write the page and the plots, without a GPU
 
 In several runs, whose files are put together (where two hold the same case, the later file counts):
-  benchmarks/compare.py --part lengths --part memory --measure a.json
-  benchmarks/compare.py --part shapes --part sweep --measure b.json
-  benchmarks/compare.py --part attention --part step --measure c.json
-  benchmarks/compare.py --draw a.json b.json c.json
+  python -m benchmarks.gpu.compare --part lengths --part memory --measure a.json
+  python -m benchmarks.gpu.compare --part shapes --part sweep --measure b.json
+  python -m benchmarks.gpu.compare --part attention --part step --measure c.json
+  python -m benchmarks.gpu.compare --draw a.json b.json c.json
 """.format(parts="\n".join(f"  {name:<11}{text}" for name, text in gpu_parts.PARTS.items()))
 
 
@@ -97,7 +96,7 @@ def arguments() -> argparse.Namespace:
 
 
 def measure(given: argparse.Namespace, file: Path) -> None:
-    from gpu_measure import Run
+    from benchmarks.gpu.measure import Run
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("compare: ended; what was measured is in " + str(file)))
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -125,9 +124,9 @@ def main() -> int:
         files = [given.measure or ROOT / "build/compare.json"]
         measure(given, files[0])
     if given.measure is None or given.draw is not None:
-        import gpu_page
+        from benchmarks.gpu import page
 
-        gpu_page.write(merged(files), given.out)
+        page.write(merged(files), given.out)
     return 0
 
 

@@ -15,10 +15,10 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import gpu_parts
-from paper.model import Workload
-from peer_process import WITHOUT_LLVM, PeerProcess
-from versions import versions
+from benchmarks.common.versions import versions
+from benchmarks.gpu import parts as gpu_parts
+from benchmarks.gpu.peer_process import WITHOUT_LLVM, PeerProcess
+from benchmarks.paper.model import Workload
 
 Row = dict[str, Any]
 OPERATIONS = ("forward", "training")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
-WORKER = Path(__file__).resolve().parent / "gpu_worker.py"
+ROOT = Path(__file__).resolve().parents[2]
 # Some Triton aborts in an assertion of LLVM while it compiles; without LLVM's passes it does not.
 PLAIN: dict[str, str] = {}
 WITHOUT_LLVM = {"DISABLE_LLVM_OPT": "1"}
@@ -28,7 +28,7 @@ class PeerProcess:
     def __init__(self, name: str, limit: float, command: list[str] | None = None) -> None:
         """limit: seconds of silence, after which the process is ended. command: instead of the worker, for tests."""
         self.name, self.limit = name, limit
-        self.command = command or [sys.executable, str(WORKER), name]
+        self.command = command or [sys.executable, "-m", "benchmarks.gpu.worker", name]
         self.environment = PLAIN
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.Queue[str | None] = queue.Queue()
@@ -42,6 +42,7 @@ class PeerProcess:
         self._lines = queue.Queue()
         self._process = subprocess.Popen(
             self.command,
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """One peer in a process of its own, which compare.py starts: jobs come in as lines of JSON, results go out likewise.
 
     {"job": "warm", "workload": [8, 8192, 16, 128, 256], "operations": ["forward"]}
@@ -17,20 +16,21 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import gpu_parts
-from paper.model import Workload
+from benchmarks.gpu import parts as gpu_parts
+from benchmarks.paper.model import Workload
 
 Answer = dict[str, Any]
 
 
 def answers(name: str) -> Callable[[Answer], Iterator[Answer]]:
     """Whatever is imported and set up only once."""
-    import gpu_peers
     import torch
 
+    from benchmarks.gpu import peers
+
     if name == gpu_parts.STEP_PEER:
-        return lambda job: iter([{"seconds": gpu_peers.step_seconds(job["batch"], job["min_time"])}])
-    peer = gpu_peers.PEERS[name]()
+        return lambda job: iter([{"seconds": peers.step_seconds(job["batch"], job["min_time"])}])
+    peer = peers.PEERS[name]()
 
     def sequence(job: Answer) -> Iterator[Answer]:
         workload = Workload(*job["workload"])

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Times tfla and the published mlstm_kernels side by side on this CPU; writes docs/benchmarks/cpu.{md,json,png,svg}."""
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import page
-import peer
-import targets
-from peer import Setting, Shape
-from program import Program, find, seconds
+from benchmarks.common.program import Program, find, seconds
+from benchmarks.common.verdict import as_json
+from benchmarks.cpu import page, peer, targets
+from benchmarks.cpu.peer import Setting, Shape
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SHAPE = Shape(batch=1, tokens=0, heads=4, dqk=128, dhv=256)
 STEP_SHAPE = Shape(batch=0, tokens=1, heads=8, dqk=256, dhv=512)
 STEP_BATCHES = (1, 4, 16, 64)
@@ -32,9 +30,9 @@ GROWTH_TURNS = 3
 TURN = 0.2
 
 EXAMPLES = """examples:
-  benchmarks/compare_cpu.py                           everything, twenty to twenty-five minutes on two cores
-  benchmarks/compare_cpu.py --quick --out /tmp/bench  one short round, to see that it works
-  benchmarks/compare_cpu.py --rounds 9 --threads 1    more rounds, one thread on both sides
+  python -m benchmarks.cpu.compare                           everything, twenty to twenty-five minutes on two cores
+  python -m benchmarks.cpu.compare --quick --out /tmp/bench  one short round, to see that it works
+  python -m benchmarks.cpu.compare --rounds 9 --threads 1    more rounds, one thread on both sides
 """
 
 
@@ -54,7 +52,7 @@ class Progress:
         self.begin = time.monotonic()
 
     def __call__(self, what: str) -> None:
-        print(f"compare_cpu: {time.monotonic() - self.begin:5.0f} s  {what}", file=sys.stderr, flush=True)
+        print(f"cpu.compare: {time.monotonic() - self.begin:5.0f} s  {what}", file=sys.stderr, flush=True)
 
 
 def sized(shape: Shape, **changes: int) -> Shape:
@@ -179,7 +177,7 @@ def measure(job: Job) -> dict[str, Any]:
 
 def write(measured: dict[str, Any], out: Path) -> list[targets.Verdict]:
     verdicts = targets.judge(measured)
-    measured["verdicts"] = targets.as_json(verdicts)
+    measured["verdicts"] = as_json(verdicts)
     (out / "cpu.json").write_text(json.dumps(measured, indent=2) + "\n")
     (out / "cpu.md").write_text(page.page(measured, verdicts))
     page.plot(measured, out / "cpu")

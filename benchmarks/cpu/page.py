@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import matplotlib
-import targets
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt  # noqa: E402  the backend has to be chosen first
 
+from benchmarks.common.markdown import table, verdict_table  # noqa: E402
+from benchmarks.common.verdict import Verdict  # noqa: E402
+from benchmarks.cpu import targets  # noqa: E402
+
 Measurements = dict[str, Any]
-
-
-def table(head: list[str], rows: Iterable[list[str]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
 
 
 def milliseconds(seconds: float) -> str:
@@ -28,11 +24,6 @@ def milliseconds(seconds: float) -> str:
 
 def middle(rounds: list[dict[str, Any]], key: str) -> float:
     return float(median(row[key] for row in rounds))
-
-
-def verdict_table(verdicts: list[targets.Verdict]) -> str:
-    rows = ([v.what, v.target, v.measured, v.word if v.met else f"**{v.word}**"] for v in verdicts)
-    return table(["what", "target", "measured", "verdict"], rows)
 
 
 def compare_table(measured: Measurements) -> str:
@@ -109,13 +100,13 @@ def machine_list(measured: Measurements) -> str:
     return "\n".join(lines) + "\n"
 
 
-def page(measured: Measurements, verdicts: list[targets.Verdict]) -> str:
+def page(measured: Measurements, verdicts: list[Verdict]) -> str:
     met = sum(verdict.met for verdict in verdicts)
     size = "batch {batch}, {heads} heads, dqk {dqk}, dhv {dhv}".format(**measured["shape"])
     step = "{heads} heads, dqk {dqk}, dhv {dhv}".format(**measured["step_shape"])
     parts = [
         "# CPU benchmarks\n",
-        "Written by `make bench` (benchmarks/compare_cpu.py); the numbers are in [cpu.json](cpu.json).\n",
+        "Written by `make bench` (benchmarks/cpu/compare.py); the numbers are in [cpu.json](cpu.json).\n",
         machine_list(measured),
         f"## Targets: {met} of {len(verdicts)} met\n",
         verdict_table(verdicts),

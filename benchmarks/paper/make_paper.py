@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Regenerates every figure of the paper's appendices D, F and G from `tfla analyse`, and docs/paper.md."""
 
 from __future__ import annotations
@@ -10,11 +9,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from paper import counts, gains, machines, measured, page
-from paper.data import Sheet, stored
-from paper.model import Workload, analyse
+from benchmarks.paper import counts, gains, machines, measured, page
+from benchmarks.paper.data import Sheet, stored
+from benchmarks.paper.model import Workload, analyse
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = """examples:
+  python -m benchmarks.paper.make_paper                      docs/paper.md and its figures
+  python -m benchmarks.paper.make_paper --out /tmp/paper     elsewhere, to look at
+"""
 # The paper's two workloads of 65,536 tokens, and what a GPU call stores: bfloat16 states, the exponential gate.
 GPU_WORKLOADS = (Workload(8, 8192, 16, 128, 256), Workload(8, 8192, 8, 256, 512))
 GPU_OPTIONS = ("--accelerator", "H200", "--state-bytes", "2")
@@ -49,7 +52,7 @@ def figures(tfla: Path, sheets: Sheets, out: Path) -> list[tuple[str, Callable[[
     """What to draw, by name."""
     cpu = stored(ROOT / "docs/benchmarks/cpu_ranges.json")
     if cpu is None:
-        raise SystemExit("make paper: docs/benchmarks/cpu_ranges.json is missing; benchmarks/cpu_ranges.py writes it")
+        raise SystemExit("make paper: docs/benchmarks/cpu_ranges.json is missing; benchmarks/cpu/ranges.py writes it")
     gpu = stored(ROOT / "docs/benchmarks/chunk_sizes_cuda.json")
     forward = measured.gpu(gpu, 256, 512, "forward", "bfloat16")
     found = (
@@ -93,7 +96,9 @@ def figures(tfla: Path, sheets: Sheets, out: Path) -> list[tuple[str, Callable[[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tfla", type=Path, default=ROOT / "build/release/tfla", help="the program (%(default)s)")
     parser.add_argument("--out", type=Path, default=ROOT / "docs", help="where paper.md and paper/ go (%(default)s)")
     arguments = parser.parse_args()

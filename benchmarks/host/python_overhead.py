@@ -23,7 +23,11 @@ import torch
 import tfla
 from tfla import _torch_library as library
 
-BUILD = Path(__file__).parents[1] / "build" / "bindings"
+EXAMPLES = """examples:
+  make bench-python                                                         builds what is missing first
+  PYTHONPATH=python python -m benchmarks.host.python_overhead --device cpu  on this machine's CPU
+"""
+BUILD = Path(__file__).parents[2] / "build" / "bindings"
 NAMES = "q k v i f h dq dk dv di df C n m scratch".split()
 OPERATIONS = {
     "forward": 0,
@@ -272,7 +276,9 @@ def show(rows: list[dict]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--repetitions", type=int, default=100, help="samples of each call")
     parser.add_argument("--calls", type=int, default=80, help="calls per sample (a GPU's queue takes 1,024 kernels)")

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-import gpu_parts
 import torch
 import torch._dynamo
-from paper.model import Workload
+
+from benchmarks.gpu import parts as gpu_parts
+from benchmarks.paper.model import Workload
 
 # mlstm_kernels compiles its gates by torch.compile, which would give up after a few shapes and run them uncompiled.
 torch._dynamo.config.recompile_limit = 64

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import gpu_parts
-import gpu_plot
-import gpu_targets
-from page import table, verdict_table
-from paper.model import Workload
+from benchmarks.common.markdown import table, verdict_table
+from benchmarks.gpu import parts as gpu_parts
+from benchmarks.gpu import plot as gpu_plot
+from benchmarks.gpu import targets as gpu_targets
+from benchmarks.paper.model import Workload
 
 Row = dict[str, Any]
 Case = dict[str, Any]
@@ -178,7 +178,7 @@ def write(measured: dict[str, Any], out: Path) -> None:
     missing = [part for part in SECTIONS if part not in parts]
     page = [
         "# GPU benchmarks\n",
-        f"Written by `benchmarks/compare.py`; the numbers are in [gpu.json](gpu.json). {gpu}.\n",
+        f"Written by `benchmarks/gpu/compare.py`; the numbers are in [gpu.json](gpu.json). {gpu}.\n",
         "\n".join(run_line(about) for about in measured["runs"]) + "\n",
         "bfloat16, gates in float32, default chunk size unless said; peers and tfla of one column in one run. tfla is\n"
         "timed through its C++ calls, recorded in a graph, training with `keep_states`; peers through PyTorch by CUDA\n"

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Measures forward and backward over tile lengths and chunk sizes on one core, fits the cost model's constants to it,
 and writes docs/benchmarks/cpu_ranges.json and src/core/cost/cpu_rates.h. Build the library again afterwards; where the
 new constants move a default of the plan (a test says so), measure once more."""
@@ -16,15 +15,20 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 REPORT = ROOT / "docs/benchmarks/cpu_ranges.json"
 HEADER = ROOT / "src/core/cost/cpu_rates.h"
+EXAMPLES = """examples:
+  cmake --build --preset release --target tfla_cpu_ranges    first
+  python -m benchmarks.cpu.ranges                            measure on an idle machine, fit, write
+  python -m benchmarks.cpu.ranges --measured docs/benchmarks/cpu_ranges.json    only fit
+"""
 ITEM = 4  # bytes of a float
 NAMES = ("flop", "square", "state", "row")
 # Matrix products per token with the state, and per column of a square with dqk and dhv: analysis::products.
 PRODUCTS = {"forward": (2, 1, 1), "backward": (5, 3, 2)}
 
-TEMPLATE = """// Written by benchmarks/cpu_ranges.py: the constants that fit docs/benchmarks/cpu_ranges.json best.
+TEMPLATE = """// Written by benchmarks/cpu/ranges.py: the constants that fit docs/benchmarks/cpu_ranges.json best.
 #pragma once
 
 namespace tfla {{
@@ -100,7 +104,9 @@ def header(report: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--program", type=Path, default=ROOT / "build/release/tfla_cpu_ranges", help="(%(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="(%(default)s)")
     parser.add_argument("--measured", type=Path, help="fit the measurements of this file instead of taking new ones")

@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """Times `tfla bench` over chunk sizes and sets the cost model beside it; writes docs/benchmarks/chunk_sizes_cuda.json.
 
-The file is written after every point, and what it holds of other variants stays. benchmarks/fit_chunk_model.py makes of
-it the constants from which the plan's default follows on a GPU."""
+The file is written after every point, and what it holds of other variants stays. fit_chunk_model.py, beside this
+file, makes of it the constants from which the plan's default follows on a GPU."""
 
 from __future__ import annotations
 
@@ -15,11 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import fit_chunk_model
-from paper.model import Polynomial, Workload, chunkwise
-from program import Program
+from benchmarks.common.program import Program
+from benchmarks.gpu import fit_chunk_model
+from benchmarks.paper.model import Polynomial, Workload, chunkwise
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CHUNKS = (0, 64, 128, 256, 512, 1024, 2048, 4096)  # 0: the plan's default
 OPERATIONS = {"forward": ["forward"], "training": ["forward", "backward"]}
 
@@ -50,9 +49,9 @@ VARIANTS = {
 }
 
 EXAMPLES = """examples:
-  benchmarks/chunk_sizes.py --tfla build/cuda/tfla                                     on the GPU of this machine
-  benchmarks/chunk_sizes.py --tfla build/cuda/tfla --variant "portable bfloat16"       one variant
-  benchmarks/chunk_sizes.py --variant "cpu float32" --quick --out /tmp/chunks.json     to see that it works
+  python -m benchmarks.gpu.chunk_sizes --tfla build/cuda/tfla                               on the GPU of this machine
+  python -m benchmarks.gpu.chunk_sizes --tfla build/cuda/tfla --variant "portable bfloat16" one variant
+  python -m benchmarks.gpu.chunk_sizes --variant "cpu float32" --quick --out /tmp/chunks.json   to see that it works
 """
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
+
+from benchmarks.common.verdict import Verdict
 
 Measurements = dict[str, Any]
 
@@ -18,19 +19,6 @@ COPY_SHARE = 0.70
 JUDGED_TOKENS = (2048, 8192)
 OPERATIONS = ("forward", "training")
 LABEL = {"forward": "forward", "training": "forward+backward"}
-
-
-@dataclass(frozen=True)
-class Verdict:
-    what: str
-    target: str
-    measured: str
-    met: bool
-    open: bool = False  # not met, for want of a measurement
-
-    @property
-    def word(self) -> str:
-        return "met" if self.met else "open" if self.open else "missed"
 
 
 def over_rounds(rows: list[dict[str, Any]], value: Callable[[dict[str, Any]], float]) -> float:
@@ -166,7 +154,3 @@ def judge_step(measured: Measurements) -> list[Verdict]:
             )
         )
     return verdicts
-
-
-def as_json(verdicts: list[Verdict]) -> list[dict[str, Any]]:
-    return [asdict(verdict) for verdict in verdicts]

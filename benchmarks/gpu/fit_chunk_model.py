@@ -1,5 +1,4 @@
-#!/usr/bin/env python3
-"""Fits the cost model to times over chunk sizes on a GPU (benchmarks/chunk_sizes.py) and prints the constants, and
+"""Fits the cost model to times over chunk sizes on a GPU (benchmarks/gpu/chunk_sizes.py) and prints the constants, and
 beside every measured time the one they predict. With --write they go into src/core/cost/cuda_rates.h, from which the
 plan's default chunk follows: build again.
 
@@ -20,8 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 HEADER = ROOT / "src/core/cost/cuda_rates.h"
+EXAMPLES = """examples:
+  python -m benchmarks.gpu.fit_chunk_model docs/benchmarks/chunk_sizes_cuda.json            print the constants
+  python -m benchmarks.gpu.fit_chunk_model docs/benchmarks/chunk_sizes_cuda.json --write    and write them
+"""
 Row = dict[str, Any]
 Array = NDArray[np.float64]
 
@@ -38,8 +41,8 @@ ITEM = {"portable bfloat16": 2, "portable float32": 4}
 WIDTH = {"portable bfloat16": 128, "portable float32": 64}  # columns of an output that a block has
 
 TEMPLATE = """\
-// Constants of the cost model for the portable CUDA kernels. benchmarks/fit_chunk_model.py --write puts those here that
-// fit docs/benchmarks/chunk_sizes_cuda.json best.
+// Constants of the cost model for the portable CUDA kernels. benchmarks/gpu/fit_chunk_model.py --write puts those here
+// that fit docs/benchmarks/chunk_sizes_cuda.json best.
 #pragma once
 
 namespace tfla {{
@@ -189,8 +192,10 @@ def header(report: dict[str, Any], before: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path, metavar="FILE.json", help="what benchmarks/chunk_sizes.py wrote")
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", type=Path, metavar="FILE.json", help="what benchmarks/gpu/chunk_sizes.py wrote")
     parser.add_argument("--write", action="store_true", help=f"write the constants to {HEADER.relative_to(ROOT)}")
     parser.add_argument("--header", type=Path, default=HEADER, help="the header, if another one (%(default)s)")
     given = parser.parse_args()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from paper.model import Workload
+from benchmarks.paper.model import Workload
 
 PARTS = {
     "lengths": "65,536 tokens, 16 heads of 128/256, T 512 to 65,536; tfla's portable kernels, too",

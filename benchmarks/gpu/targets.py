@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import gpu_parts
-from gpu_parts import own
-from paper.model import Workload
-from peer_process import TOO_LATE
-from targets import Verdict
+from benchmarks.common.verdict import Verdict
+from benchmarks.gpu import parts as gpu_parts
+from benchmarks.gpu.parts import own
+from benchmarks.gpu.peer_process import TOO_LATE
+from benchmarks.paper.model import Workload
 
 Parts = dict[str, dict[str, Any]]
 Row = dict[str, Any]
