@@ -15,7 +15,7 @@
 #include "core/validate.h"
 #include "cpu/run.h"
 #include "cuda/run.h"
-#include "plan/cpu_units.h"
+#include "plan/cpu_sizes.h"
 
 namespace tfla {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "plan/cpu_units.h"
+#include "plan/cpu_sizes.h"
 #include "tfla/analysis.h"
 
 namespace tfla {

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "plan/cpu_units.h"
+#include "plan/cpu_sizes.h"
 
 namespace tfla::cpu {
 
