@@ -76,7 +76,7 @@ format:  ## format C++ and Python in place
 	@tools/make_venv.sh .venv-lint tools/lint-requirements.txt
 	tools/lint.sh format
 
-lint:  ## check formatting, clang-tidy, ruff
+lint:  ## check formatting, layers, clang-tidy, ruff
 	@tools/install_deps.sh build lint bench
 	@tools/make_venv.sh .venv-lint tools/lint-requirements.txt
 	@cmake --preset release >/dev/null
