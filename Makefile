@@ -57,26 +57,26 @@ mutate:  ## break the code on purpose, change by change, and see that a test not
 	tools/mutate.py $(if $(ONLY),--only $(ONLY))
 
 bench: release  ## time tfla and mlstm_kernels side by side (PyTorch in .venv)
-	@tools/make_venv.sh .venv benchmarks/requirements.txt
-	.venv/bin/python benchmarks/compare_cpu.py
+	@tools/make_venv.sh .venv benchmarks/cpu/requirements.txt
+	.venv/bin/python -m benchmarks.cpu.compare
 
 paper: release  ## every figure of the paper's analysis and docs/paper.md (matplotlib in .venv-paper)
 	@tools/make_venv.sh .venv-paper benchmarks/paper/requirements.txt
-	.venv-paper/bin/python benchmarks/make_paper.py
+	.venv-paper/bin/python -m benchmarks.paper.make_paper
 
 bench-python:  ## host time that the Python package adds to a call
 	@tools/install_deps.sh build python
 	@tools/make_venv.sh .venv-python python/requirements.txt
 	@tools/build_python.sh .venv-python
 	@cmake --build build/bindings --target tfla_bare_calls
-	PYTHONPATH=python .venv-python/bin/python benchmarks/python_overhead.py
+	PYTHONPATH=python .venv-python/bin/python -m benchmarks.host.python_overhead
 
 format:  ## format C++ and Python in place
 	@tools/install_deps.sh lint
 	@tools/make_venv.sh .venv-lint tools/lint-requirements.txt
 	tools/lint.sh format
 
-lint:  ## check formatting, clang-tidy, ruff
+lint:  ## check formatting, layers, clang-tidy, ruff
 	@tools/install_deps.sh build lint bench
 	@tools/make_venv.sh .venv-lint tools/lint-requirements.txt
 	@cmake --preset release >/dev/null

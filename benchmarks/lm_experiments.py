@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from versions import versions
+from common.versions import versions
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("gates", "ablations", "steps")

@@ -1,4 +1,4 @@
-// The commands of the program, one file each.
+// The commands of the program. One is a folder with a command.cc, a line here and a row in main.cc.
 #pragma once
 
 #include <functional>

@@ -1,16 +1,17 @@
 // The program `tfla`. Exit codes: 0 done, 1 a bound is broken (check), 2 the request cannot be carried out.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
 #include <cstdio>
 #include <exception>
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
-#include "commands.h"
+#include "cli/commands.h"
 #include "tfla/tfla.h"
 
 namespace tfla::cli {
@@ -20,13 +21,24 @@ constexpr int usage_error = 2;
 constexpr const char* too_large =
     "this machine has not enough memory for the request; try fewer tokens or a smaller batch";
 
-constexpr const char* examples =
-    "Examples:\n"
-    "  tfla check --quick                             is this build right on this machine?\n"
-    "  tfla bench --quick                             how fast is it, and how does time grow with T?\n"
-    "  tfla explain --shape 1,2048,4,128,256          what would a call do: chunks, scratch, FLOPs, bytes\n"
-    "  tfla analyse chunk --accelerator all           the paper's cost model: which chunk size is best where?\n"
-    "  tfla check --help                              options and examples of one command";
+// Every command, in the order of the help; commands.h says what makes one.
+struct Row {
+  const char* example;
+  const char* question;  // that the example answers
+  Command (*add)(CLI::App&);
+};
+constexpr Row rows[] = {
+    {"tfla check --quick", "is this build right on this machine?", add_check},
+    {"tfla bench --quick", "how fast is it, and how does time grow with T?", add_bench},
+    {"tfla explain --shape 1,2048,4,128,256", "what would a call do: chunks, scratch, FLOPs, bytes", add_explain},
+    {"tfla analyse chunk --accelerator all", "the paper's cost model: which chunk size is best where?", add_analyse},
+};
+
+std::string examples() {
+  std::string text = "Examples:\n";
+  for (const Row& row : rows) text += fmt::format("  {:<47}{}\n", row.example, row.question);
+  return text + fmt::format("  {:<47}{}", "tfla check --help", "options and examples of one command");
+}
 
 int refuse(std::string sentence) {
   std::replace(sentence.begin(), sentence.end(), '\n', ' ');
@@ -62,19 +74,22 @@ int refuse(const CLI::App& program, const CLI::ParseError& error) {
 int run(int argc, char** argv) {
   CLI::App program("Tiled Flash Linear Attention: fast mLSTM kernels, checked and timed on this machine.", "tfla");
   program.set_version_flag("--version", fmt::format("tfla {}", version()), "print the version and exit");
-  program.footer(examples);
+  program.footer(examples());
   program.require_subcommand(0, 1);
-  const std::array commands = {add_check(program), add_bench(program), add_explain(program), add_analyse(program)};
+  std::vector<Command> commands;
+  for (const Row& row : rows) commands.push_back(row.add(program));
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return program.exit(error);  // --help and --version
     return refuse(program, error);
   }
+  std::vector<std::string> names;
   for (const Command& command : commands) {
     if (command.app->parsed()) return command.run();
+    names.push_back(command.app->get_name());
   }
-  return refuse("a command is missing; it takes one of check, bench, explain, analyse, see tfla --help");
+  return refuse(fmt::format("a command is missing; it takes one of {}, see tfla --help", fmt::join(names, ", ")));
 }
 
 }  // namespace

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Formatting, clang-tidy and ruff on this project's own files.
+# Formatting, layers, clang-tidy and ruff on this project's own files.
 # usage: tools/lint.sh format | check
 #   format  rewrites C++ and Python files in place
 #   check   changes nothing and fails when something is wrong; needs the compile commands of build/release
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-mapfile -t cxx < <(find include src cli tests examples bindings -regex '.*\.\(cc\|h\|cu\|cuh\)' | sort)
+mapfile -t cxx < <(find include src cli tests examples bindings benchmarks -regex '.*\.\(cc\|h\|cu\|cuh\)' | sort)
 mapfile -t python < <(find benchmarks examples tests tools python -name '*.py' | sort)
 ruff=.venv-lint/bin/ruff
 
@@ -16,6 +16,7 @@ case ${1:-} in
     ((${#python[@]} == 0)) || "$ruff" format --quiet "${python[@]}"
     ;;
   check)
+    tools/check_layers.py
     clang-format --dry-run -Werror "${cxx[@]}"
     if ((${#python[@]})); then
       "$ruff" format --check --quiet "${python[@]}"

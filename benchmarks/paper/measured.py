@@ -83,7 +83,7 @@ def cpu_chunks(report: dict[str, Any]) -> list[Series]:
 
 
 def gpu(report: dict[str, Any] | None, dqk: int, dhv: int, operation: str, variant: str) -> Series | None:
-    """Chunk sizes on a GPU, where benchmarks/chunk_sizes.py has run on one."""
+    """Chunk sizes on a GPU, where benchmarks/gpu/chunk_sizes.py has run on one."""
     if report is None:
         return None
     wanted = (dqk, dhv, operation, variant)

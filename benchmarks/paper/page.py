@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from benchmarks.common import markdown
+
 from .data import stored
 from .findings import EPSILONS, Numbers, within_best
 from .measured import gpu_within_best
@@ -19,17 +21,15 @@ def section(title: str, figure: str, caption: str, pairs: Pairs) -> str:
 
 
 def table(pairs: Pairs, head: tuple[str, str] = ("the paper says", "computed here")) -> str:
-    rows = [f"| {head[0]} | {head[1]} |", "|---|---|"]
-    rows += [f"| {left} | {right} |" for left, right in pairs]
-    return "\n".join(rows) + "\n"
+    return markdown.table(head, pairs)
 
 
 INTRODUCTION = """# The paper's analysis, computed
 
-Written by `make paper` (benchmarks/make_paper.py) from the numbers of `tfla analyse`; not edited by hand. The model is
-in [include/tfla/analysis.h](../include/tfla/analysis.h) and [src/plan/cost](../src/plan/cost); its tests, with the
-worked numbers of the paper's text to the paper's own rounding, are in [tests/analysis](../tests/analysis) and
-[tests/analyse_test.py](../tests/analyse_test.py).
+Written by `make paper` (benchmarks/paper/make_paper.py) from the numbers of `tfla analyse`; not edited by hand. The
+model is in [include/tfla/analysis.h](../include/tfla/analysis.h) and [src/plan/cost](../src/plan/cost); its tests, with
+the worked numbers of the paper's text to the paper's own rounding, are in [tests/analysis](../tests/analysis) and
+[tests/cli/analyse_test.py](../tests/cli/analyse_test.py).
 
 The paper is *Tiled Flash Linear Attention* (Beck, Pöppel, Lippe, Hochreiter, 2025). Unless said otherwise: mLSTMsig
 forward, causal factor 0.5, bfloat16 tensors, float32 states, d_qk = 256, d_hv = 512, 8 heads, batch 8, T = 8,192.
@@ -270,7 +270,7 @@ def own_kernels(folder: Path, benchmarks: Path) -> str:
     missing = (
         ""
         if gpu
-        else " The same measurement on a GPU (benchmarks/chunk_sizes.py) is still to be taken; until then the "
+        else " The same measurement on a GPU (benchmarks/gpu/chunk_sizes.py) is still to be taken; until then the "
         "constants of the CUDA backend's portable kernels are estimates."
     )
     pairs = [

@@ -1,5 +1,5 @@
-"""What benchmarks/compare.py makes of peers that crash, hang or refuse, and of files from several runs; no GPU. And how
-the growth of the CPU's times is judged."""
+"""What benchmarks/gpu/compare.py makes of peers that crash, hang or refuse, and of files from several runs; no GPU. And
+how the growth of the CPU's times is judged."""
 
 import json
 import os
@@ -8,17 +8,15 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-sys.path.append(str(BENCHMARKS))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT))
 
-import chunk_sizes  # noqa: E402  from the folder above
-import compare  # noqa: E402
-import fit_chunk_model  # noqa: E402
-import gpu_parts  # noqa: E402
-import gpu_targets  # noqa: E402
-import targets  # noqa: E402
-from gpu_measure import Run  # noqa: E402
-from peer_process import PeerProcess  # noqa: E402
+from benchmarks.cpu import targets  # noqa: E402
+from benchmarks.gpu import chunk_sizes, compare, fit_chunk_model  # noqa: E402
+from benchmarks.gpu import parts as gpu_parts  # noqa: E402
+from benchmarks.gpu import targets as gpu_targets  # noqa: E402
+from benchmarks.gpu.measure import Run  # noqa: E402
+from benchmarks.gpu.peer_process import PeerProcess  # noqa: E402
 
 # A worker that does as its job says: "dies" aborts after forward where LLVM's passes are on, "always" wherever.
 WORKER = """
@@ -189,7 +187,7 @@ def test_portable_kernels_take_less_memory_in_larger_chunks(default, large, word
 
 
 def test_measurements_without_portable_kernels_have_no_targets_for_them():
-    parts = json.loads((BENCHMARKS.parent / "docs/benchmarks/gpu.json").read_text())["parts"]
+    parts = json.loads((ROOT / "docs/benchmarks/gpu.json").read_text())["parts"]
     for part in ("lengths", "memory"):
         for case in parts[part].values():
             case["rows"] = {name: row for name, row in case["rows"].items() if "portable" not in name}

@@ -37,6 +37,22 @@ struct Problem {
   [[nodiscard]] Sequence sequence(std::int64_t index) const;
 };
 
+struct ForwardOutputs {
+  MutableTensorView h;           // [B,T,H,dhv]
+  MutableMlstmState last_state;  // optional
+};
+
+struct BackwardTensors {
+  TensorView dh;                         // [B,T,H,dhv]
+  MlstmStateGrad dlast_state;            // optional
+  MutableTensorView dq;                  // [B,T,Hqk,dqk]
+  MutableTensorView dk;                  // [B,T,Hqk,dqk]
+  MutableTensorView dv;                  // [B,T,H,dhv]
+  MutableTensorView di;                  // [B,T,H]
+  MutableTensorView df;                  // [B,T,H]
+  MutableMlstmStateGrad dinitial_state;  // optional
+};
+
 inline Sequence Problem::sequence(std::int64_t index) const {
   if (!cu_seqlens.given()) return {index, index, 0, plan.shape.tokens, index * plan.shape.tokens};
   const std::int64_t begin = read_index(cu_seqlens, index);

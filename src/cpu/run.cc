@@ -4,9 +4,11 @@
 #include <new>
 
 #include "core/huge_pages.h"
+#include "cpu/formulations/chunkwise_backward.h"
+#include "cpu/formulations/chunkwise_forward.h"
+#include "cpu/formulations/parallel.h"
+#include "cpu/formulations/recurrent.h"
 #include "cpu/padding.h"
-#include "cpu/parallel.h"
-#include "cpu/step.h"
 #include "plan/backend.h"
 
 namespace tfla::cpu {
@@ -71,7 +73,7 @@ void forward(const MlstmForward& args, const Plan& plan, std::byte* scratch, voi
     switch (pass_of(plan)) {
       case Pass::forward_parallel: run_parallel_forward(problem, outputs, ParallelScratch<Real>(arena, plan)); break;
       case Pass::forward_recurrent:
-        run_recurrent(problem, outputs.h, outputs.last_state, StepScratch<Real>(arena, plan));
+        run_recurrent(problem, outputs, StepScratch<Real>(arena, plan));
         break;
       default: run_forward(problem, outputs, ForwardScratch<Real>(arena, plan)); break;
     }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "cpu/simd.h"
+#include "cpu/kernels/simd.h"
 
 namespace tfla::cpu {
 

@@ -3,9 +3,9 @@
 
 #include <type_traits>
 
-#include "cpu/gates.h"
+#include "cpu/kernels/product.h"
 #include "cpu/problem.h"
-#include "cpu/product.h"
+#include "cpu/stages/gates.h"
 
 namespace tfla::cpu {
 

@@ -8,7 +8,7 @@
 namespace tfla::cpu {
 
 // Columns of a state that a thread takes at a time where several share one. Products with the state are the same
-// arithmetic element by element, whoever computes how much of it (product.h).
+// arithmetic element by element, whoever computes how much of it (cpu/kernels/product.h).
 inline constexpr std::int64_t state_panel = 128;
 [[nodiscard]] inline std::int64_t panels(const Plan& plan) { return (plan.shape.dhv + state_panel - 1) / state_panel; }
 

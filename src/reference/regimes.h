@@ -3,9 +3,14 @@
 
 #include <cstdint>
 
-#include "reference/harness.h"
-
 namespace tfla::reference {
+
+// The gate distributions of docs/numerics.md.
+enum class Regime : std::uint8_t { randn, init, trained_like, large_i, capped_extremes, never_forget, resets };
+inline constexpr Regime all_regimes[] = {
+    Regime::randn,           Regime::init,         Regime::trained_like, Regime::large_i,
+    Regime::capped_extremes, Regime::never_forget, Regime::resets};
+[[nodiscard]] const char* name(Regime regime);
 
 // Which tensor a number belongs to: each has a sequence of its own.
 enum class Stream : std::uint8_t { q, k, v, i, f, dh, C0, n0, m0, dC_last, dn_last };

@@ -1,7 +1,5 @@
 #include "reference/values.h"
 
-#include "reference/tensor.h"
-
 #include <bit>
 #include <cmath>
 #include <cstddef>
@@ -107,21 +105,6 @@ std::int64_t offset_of(const TensorView& view, std::int64_t index) {
     index /= view.shape[axis];
   }
   return offset;
-}
-
-std::vector<double> gather(const TensorView& view) {
-  wait_for_buffers();
-  std::vector<double> values(static_cast<std::size_t>(element_count(view)));
-  for (std::size_t index = 0; index < values.size(); ++index) {
-    values[index] = load(view.data, view.dtype, offset_of(view, static_cast<std::int64_t>(index)));
-  }
-  return values;
-}
-
-void scatter(const MutableTensorView& view, std::span<const double> values) {
-  for (std::size_t index = 0; index < values.size(); ++index) {
-    store(view.data, view.dtype, offset_of(view, static_cast<std::int64_t>(index)), values[index]);
-  }
 }
 
 }  // namespace tfla::reference

@@ -2,8 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
-#include <vector>
 
 #include "tfla/tensor_view.h"
 
@@ -23,9 +21,5 @@ void store(void* data, DType dtype, std::int64_t index, double value);
 
 // Where element number `index`, counted row-major over the logical shape, lies: elements from view.data.
 [[nodiscard]] std::int64_t offset_of(const TensorView& view, std::int64_t index);
-
-// All elements in row-major order of the logical shape, whatever the strides.
-[[nodiscard]] std::vector<double> gather(const TensorView& view);
-void scatter(const MutableTensorView& view, std::span<const double> values);
 
 }  // namespace tfla::reference

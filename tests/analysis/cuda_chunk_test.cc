@@ -75,7 +75,7 @@ TEST(CudaChunkSmall, PricesThePlansOperations) {
 TEST(CudaChunkSmall, ConstantsAreTheStoredFit) {
   std::ifstream file(TFLA_SOURCE_DIR "/docs/benchmarks/chunk_sizes_cuda.json");
   if (!file)
-    GTEST_SKIP() << "docs/benchmarks/chunk_sizes_cuda.json is not there; benchmarks/chunk_sizes.py measures it";
+    GTEST_SKIP() << "docs/benchmarks/chunk_sizes_cuda.json is not there; benchmarks/gpu/chunk_sizes.py measures it";
   const nlohmann::json report = nlohmann::json::parse(file);
   const struct {
     const char* variant;

@@ -4,8 +4,8 @@
 
 #include <fmt/format.h>
 
-#include "products.h"
-#include "reference/harness.h"
+#include "testkit/problem.h"
+#include "tests/analysis/products.h"
 #include "tfla/analysis.h"
 #include "tfla/tfla.h"
 
@@ -56,10 +56,10 @@ double executed(const Args& args, const Execution& execution, void (*run)(const 
 TEST(ExecutedSmall, PlansAnnounceTheProductsTheyDo) {
   int with_spans = 0;
   for (const Row& row : rows()) {
-    reference::Case description;
+    testkit::Case description;
     description.shape = row.shape;
     description.options = row.options;
-    reference::Problem problem(description);
+    testkit::Problem problem(description);
     MlstmForward ahead = problem.forward();
     ahead.last_state = {};
     const Execution execution{.threads = row.threads};
@@ -86,10 +86,10 @@ TEST(ExecutedSmall, TablesCountTheProductsOfOurKernels) {
       analysis::Polynomial products;
       for (const analysis::Term& term : analysis::flop_terms(model)) products = products + term.products;
 
-      reference::Case description;
+      testkit::Case description;
       description.shape = shape(1, chunks * length, 1, dqk, dhv);
       description.options = {.gate = gate, .chunk_size = length};
-      reference::Problem problem(description);
+      testkit::Problem problem(description);
       MlstmForward ahead = problem.forward();
       ahead.last_state = {};
       ASSERT_EQ(plan(ahead).tile, length);

@@ -1,12 +1,12 @@
 // The linker sends each call of cpu::multiply here (--wrap), and from here to the real one. So the library needs no
-// counter of its own: what is counted is what ships. The names are the mangled ones of src/cpu/product.h; should its
-// signature change, this program no longer links.
-#include "products.h"
+// counter of its own: what is counted is what ships. The names are the mangled ones of src/cpu/kernels/product.h;
+// should its signature change, this program no longer links.
+#include "tests/analysis/products.h"
 
 #include <atomic>
 #include <cstdint>
 
-#include "cpu/product.h"
+#include "cpu/kernels/product.h"
 
 namespace tfla::test {
 namespace {

@@ -3,7 +3,6 @@
 // and m when all have read the old ones. Everything of C that a block needs is on its way before the first gate is
 // read.
 #include "cuda/launch.h"
-#include "cuda/run.h"
 #include "cuda/step/many.cuh"
 #include "cuda/step/portable.cuh"
 #include "cuda/step/token.cuh"

@@ -1,4 +1,4 @@
-// Written by benchmarks/cpu_ranges.py: the constants that fit docs/benchmarks/cpu_ranges.json best.
+// Written by benchmarks/cpu/ranges.py: the constants that fit docs/benchmarks/cpu_ranges.json best.
 #pragma once
 
 namespace tfla {

@@ -1,5 +1,5 @@
-// Constants of the cost model for the portable CUDA kernels. benchmarks/fit_chunk_model.py --write puts those here that
-// fit docs/benchmarks/chunk_sizes_cuda.json best.
+// Constants of the cost model for the portable CUDA kernels. benchmarks/gpu/fit_chunk_model.py --write puts those here
+// that fit docs/benchmarks/chunk_sizes_cuda.json best.
 #pragma once
 
 namespace tfla {

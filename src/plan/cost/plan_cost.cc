@@ -75,14 +75,15 @@ double causal_blocks(std::int64_t tokens, std::int64_t block) {
   return 0.5 * (blocks.tokens * blocks.tokens + blocks.squares);
 }
 
-// As src/cpu/parallel*.cc goes through squares: backward forms S and dS for the rows and again for the columns.
+// As src/cpu/formulations/parallel_*.cc go through squares: backward forms S and dS for the rows and again for the
+// columns.
 Work parallel_on_cpu(const Plan& plan) {
   const double squares = causal_blocks(plan.shape.longest, cpu::parallel_block);
   if (plan.operation == Operation::forward) return {.square_qk = squares, .square_hv = squares};
   return {.square_qk = 4 * squares, .square_hv = 3 * squares};
 }
 
-// As src/cpu/outputs.cc and backward.cc go through tiles, chunks and spans.
+// As src/cpu/formulations/chunkwise_*.cc go through tiles, chunks and spans.
 Work chunkwise_on_cpu(const Plan& plan) {
   const std::int64_t tokens = plan.shape.longest;
   const bool backward = plan.operation == Operation::backward;

@@ -1,0 +1,23 @@
+"""A target, what was measured, and whether it is met."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Verdict:
+    what: str
+    target: str
+    measured: str
+    met: bool
+    open: bool = False  # not met, for want of a measurement
+
+    @property
+    def word(self) -> str:
+        return "met" if self.met else "open" if self.open else "missed"
+
+
+def as_json(verdicts: list[Verdict]) -> list[dict[str, Any]]:
+    return [asdict(verdict) for verdict in verdicts]

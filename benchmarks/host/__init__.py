@@ -1,0 +1,1 @@
+"""What a call costs before its kernels run."""

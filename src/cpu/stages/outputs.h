@@ -1,0 +1,26 @@
+// Stage `outputs`: h of one tile from the state at its beginning.
+#pragma once
+
+#include "cpu/stages/states.h"
+
+namespace tfla::cpu {
+
+// Work space of a thread for one tile, besides its keys and values.
+template <class Real>
+struct OutputBuffers {
+  Real* q = nullptr;   // [tile,dqk] converted queries
+  Real* qb = nullptr;  // [tile,dqk] scale qbar Q
+  Real* D = nullptr;   // [tile,tile] gate matrix
+  Real* S = nullptr;   // [tile,tile] gated scores
+  Real* h = nullptr;   // [tile,dhv] numerator
+
+  OutputBuffers() = default;
+  OutputBuffers(Arena& arena, const Plan& plan);
+};
+
+// den H = (scale qbar Q) C + (D . Q K^T) V. `gates` are the tile's.
+template <class Real>
+void tile_outputs(const Problem& problem, const Tile& tile, const TileKeys<Real>& keys, const GateVectors<Real>& gates,
+                  const State<Real>& state, const OutputBuffers<Real>& buffers, const MutableTensorView& h);
+
+}  // namespace tfla::cpu
