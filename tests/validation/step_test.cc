@@ -4,6 +4,7 @@
 #include <limits>
 #include <span>
 
+#include "reference/values.h"
 #include "testkit/tensor.h"
 #include "tests/support/validation.h"
 
