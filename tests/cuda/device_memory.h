@@ -1,4 +1,4 @@
-// Memory of the GPU for tests in which the harness, whose buffers the host can read, would be too slow or too small.
+// Memory of the GPU for tests in which the test kit, whose buffers the host can read, would be too slow or too small.
 #pragma once
 
 #include <cuda_runtime.h>
