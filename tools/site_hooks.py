@@ -9,10 +9,12 @@ from __future__ import annotations
 import posixpath
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
-from mkdocs.structure.pages import Page
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOT_PAGES = {name: name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")} | {"README.md": "index.md"}
@@ -22,13 +24,19 @@ LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
+    from mkdocs.structure.files import File
+
     for name, target in ROOT_PAGES.items():
         files.append(File.generated(config, target, content=(ROOT / name).read_text()))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    here = page.file.src_uri
+    return rewritten(markdown, page.file.src_uri)
+
+
+def rewritten(markdown: str, here: str) -> str:
+    """A page with its links as the site has them. here: the page on the site."""
     source = SOURCES.get(here, f"docs/{here}")
 
     def link(match: re.Match[str]) -> str:
@@ -41,5 +49,4 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return text
         return f"[{text}]({posixpath.relpath(on_site, posixpath.dirname(here) or '.')}{anchor})"
 
-    parts = FENCE.split(markdown)
-    return "".join(part if FENCE.fullmatch(part) else LINK.sub(link, part) for part in parts)
+    return "".join(part if FENCE.fullmatch(part) else LINK.sub(link, part) for part in FENCE.split(markdown))

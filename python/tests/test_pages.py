@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "tools"))
+
+import site_hooks  # noqa: E402  from the folder above
+
 DOCS = ROOT / "docs"
 NOTEBOOK = DOCS / "notebook"
 BUILT = {"build", "dist", "node_modules"}
@@ -121,6 +126,26 @@ def test_history_is_found(text, history):
 def test_the_site_shows_every_page():
     shown = set(re.findall(r"[\w/.-]+\.md", (ROOT / "mkdocs.yml").read_text()))
     assert {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} <= shown
+
+
+@pytest.mark.parametrize(
+    ("here", "written", "on_site"),
+    [
+        ("index.md", "[a](docs/lm.md#data)", "[a](lm.md#data)"),
+        ("index.md", "[a](CONTRIBUTING.md), [b](LICENSE)", "[a](CONTRIBUTING.md), b"),
+        ("develop.md", "[a](../CONTRIBUTING.md#tests)", "[a](CONTRIBUTING.md#tests)"),
+        ("cuda/index.md", "[a](../../README.md) [b](../../src/CMakeLists.txt)", "[a](../index.md) b"),
+        (
+            "cuda/index.md",
+            "[a](../cpu.md) ![b](../../src/x.svg) [c](#d)",
+            "[a](../cpu.md) ![b](../../src/x.svg) [c](#d)",
+        ),
+        ("index.md", "[a](docs/gone.md)", "[a](docs/gone.md)"),
+        ("index.md", "```\n[a](docs/lm.md)\n```", "```\n[a](docs/lm.md)\n```"),
+    ],
+)
+def test_links_on_the_site(here, written, on_site):
+    assert site_hooks.rewritten(written, here) == on_site
 
 
 def test_one_version_everywhere():
