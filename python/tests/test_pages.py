@@ -108,6 +108,12 @@ def test_the_page_of_language_models_is_short():
     assert len((DOCS / "lm.md").read_text().splitlines()) <= 150
 
 
+def test_the_glossary_is_short():
+    glossary = (DOCS / "architecture.md").read_text().partition("## Glossary\n")[2]
+    entries = glossary.partition("\n#")[0].strip().splitlines()[2:]
+    assert 0 < len(entries) <= 30
+
+
 @pytest.mark.parametrize(
     "page", [p for p in pages() if NOTEBOOK not in p.parents and p.name != "CHANGELOG.md"], ids=name
 )
