@@ -7,7 +7,7 @@ TFLA := build/release/tfla
 CUDA := $(if $(shell command -v nvcc),cuda)
 
 .DEFAULT_GOAL := help
-.PHONY: help run lm test wheel gpu-test gpu-sanitize gpu-bundle bench bench-python paper format lint install clean deps mutate release
+.PHONY: help run lm test wheel gpu-test gpu-sanitize gpu-bundle bench bench-python paper docs format lint install clean deps mutate release
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,10 @@ bench-python:  ## host time that the Python package adds to a call
 	@tools/build_python.sh .venv-python
 	@cmake --build build/bindings --target tfla_bare_calls
 	PYTHONPATH=python .venv-python/bin/python -m benchmarks.host.python_overhead
+
+docs:  ## build the pages as a site with search into build/site (mkdocs in .venv-docs)
+	@tools/make_venv.sh .venv-docs docs/requirements.txt
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
 format:  ## format C++ and Python in place
 	@tools/install_deps.sh lint

@@ -159,6 +159,35 @@ def run_line(about: dict[str, Any]) -> str:
     return f"- {about['date']}: {', '.join(about['parts'])}; tfla {about['tfla']}, {packages}"
 
 
+def page(measured: dict[str, Any]) -> str:
+    """Verdicts first, then the numbers behind them, and which runs they are from last."""
+    parts: dict[str, Cases] = measured["parts"]
+    verdicts = gpu_targets.judge(parts)
+    met = sum(verdict.met for verdict in verdicts)
+    missing = [part for part in SECTIONS if part not in parts]
+    text = [
+        "# GPU benchmarks\n",
+        f"{measured['runs'][0]['gpu']}; the numbers are in [gpu.json](gpu.json), how and when they were measured is\n"
+        "[below](#how-it-was-measured).\n",
+        f"## Targets: {met} of {len(verdicts)} met\n",
+        verdict_table(verdicts),
+        *(SECTIONS[part](parts[part]) for part in SECTIONS if part in parts),
+    ]
+    if missing:
+        text.append(f"Not measured: {', '.join(missing)}.\n")
+    text += [
+        "## How it was measured\n",
+        "bfloat16, gates in float32, default chunk size unless said; peers and tfla of one column in one run. tfla is\n"
+        "timed through its C++ calls, recorded in a graph, training with `keep = Keep::states`; peers through PyTorch by CUDA\n"
+        "events, each in a process of its own. Times are medians of a burst after a rest, unless said to be call\n"
+        "after call. Simple GLA has no input gate and no normalizer. Peak memory: all tensors of the call and its\n"
+        "work space. tfla portable: by the kernels that every GPU from sm_80 on runs, instead of Hopper's.\n",
+        "`benchmarks/gpu/compare.py` writes this page. A later run replaces the cases that it measures again:\n",
+        "\n".join(run_line(about) for about in measured["runs"]) + "\n",
+    ]
+    return "\n".join(text)
+
+
 def write(measured: dict[str, Any], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     parts: dict[str, Cases] = measured["parts"]
@@ -173,22 +202,4 @@ def write(measured: dict[str, Any], out: Path) -> None:
             points = [(x(work(case)), case["rows"]) for case in parts[part].values()]
             gpu_plot.curves(points, f"{gpu}, bfloat16, {title}", label, out / PLOTS[part], log)
     (out / "gpu.json").write_text(json.dumps(measured, indent=1) + "\n")
-    verdicts = gpu_targets.judge(parts)
-    met = sum(verdict.met for verdict in verdicts)
-    missing = [part for part in SECTIONS if part not in parts]
-    page = [
-        "# GPU benchmarks\n",
-        f"Written by `benchmarks/gpu/compare.py`; the numbers are in [gpu.json](gpu.json). {gpu}.\n",
-        "\n".join(run_line(about) for about in measured["runs"]) + "\n",
-        "bfloat16, gates in float32, default chunk size unless said; peers and tfla of one column in one run. tfla is\n"
-        "timed through its C++ calls, recorded in a graph, training with `keep = Keep::states`; peers through PyTorch by CUDA\n"
-        "events, each in a process of its own. Times are medians of a burst after a rest, unless said to be call\n"
-        "after call. Simple GLA has no input gate and no normalizer. Peak memory: all tensors of the call and its\n"
-        "work space. tfla portable: by the kernels that every GPU from sm_80 on runs, instead of Hopper's.\n",
-        f"## Targets: {met} of {len(verdicts)} met\n",
-        verdict_table(verdicts),
-        *(SECTIONS[part](parts[part]) for part in SECTIONS if part in parts),
-    ]
-    if missing:
-        page.append(f"Not measured: {', '.join(missing)}.\n")
-    (out / "gpu.md").write_text("\n".join(page))
+    (out / "gpu.md").write_text(page(measured))
