@@ -169,9 +169,9 @@ template <class Real, class Args>
 Call<Real> call_of(const Args& args, const Plan& plan) {
   const Settings settings = resolve(args.options, plan.shape.dqk);
   Call<Real> call = call_of_shape<Real>(plan);
-  call.rules.exponential = settings.exponential;
+  call.rules.family = settings.family;
   call.rules.tensors_16_bit = item_size(plan.shape.dtype) == 2;
-  call.rules.log_space = settings.log_space;
+  call.rules.may_exceed_one = settings.family.may_exceed_one;
   call.rules.normalized = settings.normalized;
   call.rules.exact = settings.exact;
   call.rules.capped = settings.capped;
@@ -334,39 +334,6 @@ void backward_as(const MlstmBackward& args, const Plan& plan, const Call<typenam
 }
 
 }  // namespace
-
-void check(cudaError_t status, const char* call) {
-  if (status == cudaSuccess) return;
-  throw Unavailable(std::string("tfla: CUDA refused ") + call + ": " + cudaGetErrorString(status));
-}
-
-void check_launch(const char* kernel) { check(cudaGetLastError(), kernel); }
-
-const DeviceFacts& device_facts() {
-  thread_local DeviceFacts facts;
-  int device = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  if (device == facts.device) return facts;
-  const auto attribute = [&](cudaDeviceAttr which) {
-    int value = 0;
-    check(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
-    return value;
-  };
-  facts = {
-      .device = device,
-      .capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor),
-      .multiprocessors = attribute(cudaDevAttrMultiProcessorCount)};
-  return facts;
-}
-
-bool runs_sm90_code() {
-  constexpr int compiled[] = {__CUDA_ARCH_LIST__};  // 10 times the capability
-  const int own = 10 * device_facts().capability;
-  int best = 0;
-  for (const int code : compiled)
-    if (code <= own) best = std::max(best, code);
-  return best >= 900;
-}
 
 void check_available() {
   thread_local int available = -1;  // the device that was found to be, last
