@@ -22,15 +22,14 @@ enum class GateLog : std::uint8_t {
   identity      // the gate is exp(x)
 };
 
-// One byte, so that kernels find all of it in one argument.
+// One byte: a kernel has all of it in one word of its arguments.
 struct GateFamily {
   GateLog forget : 2;
   GateLog input : 2;
-  // i has no bound: states are kept in the scale exp(m) of a running maximum. Other families have m = 0.
+  // States are kept in the scale exp(m) of a running maximum, so that i may have any size. Other families have m = 0.
   bool has_max_state : 1 = false;
-  // f has no bound of one: the weight of a state may grow.
-  bool may_exceed_one : 1 = false;
-  bool normalized : 1 = false;  // what Normalizer::automatic means
+  bool may_exceed_one : 1 = false;  // f may, and the weight of a state may grow
+  bool normalized : 1 = false;      // what Normalizer::automatic means
 };
 static_assert(sizeof(GateFamily) == 1);
 

@@ -2,8 +2,8 @@
 //
 //   acc[64,N] += A[64,K] B[K,N]      four warps, 16 rows each; accumulators in registers
 //
-// 16-bit operands run on the tensor cores with float32 sums. float32 and float64 take ordinary multiply-adds in their own
-// precision.
+// 16-bit operands run on the tensor cores with float32 sums. float32 and float64 take ordinary multiply-adds in their
+// own precision.
 #pragma once
 
 #include "cuda/arch/copy.cuh"
@@ -153,8 +153,8 @@ __device__ __forceinline__ void split(float2 x, uint32_t& high, uint32_t& low) {
 }
 
 // acc += (scale w . A)^T B, with A [depth,64] and B [depth,N] in shared memory and weights w on the depth. Weighted, A
-// no longer fits into 16 bits: the operand is the sum of two such numbers. Rounding A instead was the largest part of the
-// error of the forget gate's gradient.
+// no longer fits into 16 bits: the operand is the sum of two such numbers. Rounding A instead was the largest part of
+// the error of the forget gate's gradient.
 template <class T, int N>
 __device__ __forceinline__ void weighted_product(Accumulator<T, N>& acc, const T* a, int a_stride, const T* b,
                                                  int b_stride, int depth, const typename Config<T>::Real* weights,
@@ -204,9 +204,9 @@ struct SharedTile {
   static constexpr int size = Height * stride;
 };
 
-// Starts the copy of rows [0, rows) and columns [col, col + Width) of a strided matrix with `cols` columns; zero outside.
-// A thread keeps its columns and goes down the rows, so that an address costs an addition per piece. Recomputing
-// addresses took more instructions than the products did (H200: half the time of stage outputs).
+// Starts the copy of rows [0, rows) and columns [col, col + Width) of a strided matrix with `cols` columns; zero
+// outside. A thread keeps its columns and goes down the rows, so that an address costs an addition per piece.
+// Recomputing addresses took more instructions than the products did (H200: half the time of stage outputs).
 template <int Height, int Width, class T>
 __device__ __forceinline__ void load_tile(T* shared, const T* matrix, std::int64_t stride, int rows, int col, int cols,
                                           bool wide) {

@@ -1,6 +1,6 @@
 // Stage `denominators`: den = max(|q.n|, exp(-m)) + eps of every token. A warp has a chunk and a head, and carries n in
-// double from token to token, from its value at the chunk's start: q.n often cancels to a small part of its terms, and h
-// is divided by it.
+// double from token to token, from its value at the chunk's start: q.n often cancels to a small part of its terms, and
+// h is divided by it.
 #include "cuda/common/device.cuh"
 #include "cuda/launch.h"
 
@@ -43,8 +43,8 @@ __global__ void __launch_bounds__(threads) denominators_kernel(Call<typename Con
 
   double m_above = call.gates.m_start[unit];
   for (int base = 0; base < chunk.length; base += warp_size) {
-    // Each lane makes the scalars of one token from the gates themselves. m and log f are small numbers, their sums over
-    // a long chunk are not, and the rounding of those would show in q.n.
+    // Each lane makes the scalars of one token from the gates themselves. m and log f are small numbers, their sums
+    // over a long chunk are not, and the rounding of those would show in q.n.
     const int t = base + lane;
     const bool valid = t < chunk.length;
     double log_f = 0, log_i = -INFINITY;

@@ -1,6 +1,6 @@
-// Stage `outputs`: den H = scale qbar (Q C) + (D . Q K^T) V. A CTA has 64 rows of a chunk and a tile of dhv columns, and
-// walks over the key tiles of the chunk up to the diagonal. The same kernel gives deta of the exact normalizer gradient
-// (stage `grad_denominators`): there a product with dH takes the place of the store.
+// Stage `outputs`: den H = scale qbar (Q C) + (D . Q K^T) V. A CTA has 64 rows of a chunk and a tile of dhv columns,
+// and walks over the key tiles of the chunk up to the diagonal. The same kernel gives deta of the exact normalizer
+// gradient (stage `grad_denominators`): there a product with dH takes the place of the store.
 #include "cuda/launch.h"
 #include "cuda/portable/products.cuh"
 

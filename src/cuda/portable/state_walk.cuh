@@ -92,12 +92,11 @@ class StateWalk {
     own = call.dims.segments > 1 ? segment_state(call, unit.sequence, unit.head, unit.index) : nullptr;
     own_n = own == nullptr ? nullptr : segment_norm<T>(call, unit.sequence, unit.head, unit.index);
     if (Which == Pass::totals) return;
+    const StridedState& from = flow.from_C();
     const StridedState& from_n = flow.from_n();
-    if (own != nullptr)
-      each_inside(own, call.dims.padded_dhv(), call.dims.dhv, [](Real& value, const Real& there) { value = there; });
-    else if (flow.from_C().data != nullptr)
-      each_inside(state_of(flow.from_C()), flow.from_C().row, call.dims.dhv,
-                  [](Real& value, const Real& there) { value = there; });
+    if (own != nullptr || from.data != nullptr)
+      each_inside(own != nullptr ? own : state_of(from), own != nullptr ? call.dims.padded_dhv() : from.row,
+                  call.dims.dhv, [](Real& value, const Real& there) { value = there; });
     if (carries_n && own != nullptr)
       n = own_n[n_row];
     else if (carries_n && from_n.data != nullptr)

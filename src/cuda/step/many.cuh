@@ -56,8 +56,8 @@ __global__ void __launch_bounds__(warp_size) step_tokens_kernel(StepCall<float> 
 #endif
 }
 
-// Calls work(decayed), where decayed(x, a, b) is an element x of the state after its decay, plus a b. `work` is compiled
-// for both kinds of decay, so that an element takes two instructions.
+// Calls work(decayed), where decayed(x, a, b) is an element x of the state after its decay, plus a b. `work` is
+// compiled for both kinds of decay, so that an element takes two instructions.
 template <class Work>
 __device__ __forceinline__ void with_decay(const Decay<float>& decay, const Work& work) {
   const float rest = decay.rest;

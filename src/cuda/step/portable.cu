@@ -56,8 +56,8 @@ __global__ void __launch_bounds__(scalars_threads) step_scalars_kernel(StepCall<
   if (threadIdx.x == 0) *m_state = static_cast<Real>(m);
 }
 
-// ColumnGroups threads work side by side on a row of C, the others on the rows below: 32 for long stretches of memory, 8
-// for more CTAs where there are few states.
+// ColumnGroups threads work side by side on a row of C, the others on the rows below: 32 for long stretches of memory,
+// 8 for more CTAs where there are few states.
 template <class T, int ColumnGroups>
 __global__ void __launch_bounds__(step_threads)
     step_state_kernel(StepCall<typename Config<T>::Real> step, int column_tiles, bool wide) {
