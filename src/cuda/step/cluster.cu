@@ -50,16 +50,31 @@ struct RowsInFlight {
   }
 };
 
+// An element of n, read before any CTA of the cluster may write n, and its key.
+template <class Real>
+struct OldNorm {
+  bool mine;
+  Real n, k;
+};
+
+// Writes the new n and m of a state.
+template <class T, class Real>
+__device__ __forceinline__ void store_n_and_m(const StepCall<Real>& step, const Row<Real>& row, int head, const T* k,
+                                              Real* n, const OldNorm<Real>& old, const TokenScalars<Real>& token) {
+  if (old.mine) n[threadIdx.x] = decayed(token.decay, old.n, token.weight * old.k);
+  for (int r = threadIdx.x + step_threads; r < step.call.dims.dqk; r += step_threads)
+    n[r] = decayed(token.decay, n[r], token.weight * widen<Real>(k[r]));
+  if (threadIdx.x == 0) static_cast<Real*>(step.m.data)[row.slot * step.m.sequence + head * step.m.head] = token.m;
+}
+
 template <class T, class Tile>
 __global__ void __launch_bounds__(step_threads, resident_ctas<T, Tile>)
     step_cluster_kernel(StepCall<typename Config<T>::Real> step, int column_tiles) {
 #if __CUDA_ARCH__ >= 900  // never launched on anything older, and not to be compiled for it
   using Real = typename Config<T>::Real;
   constexpr int piece = Piece<Real>::size;
-  constexpr int column_groups = Tile::column_groups;
-  constexpr int width = column_groups * piece;
-  constexpr int row_groups = step_threads / column_groups;
-  constexpr int ahead = Tile::ahead;
+  constexpr int column_groups = Tile::column_groups, ahead = Tile::ahead;
+  constexpr int width = column_groups * piece, row_groups = step_threads / column_groups;
   const Call<Real>& call = step.call;
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
@@ -82,10 +97,9 @@ __global__ void __launch_bounds__(step_threads, resident_ctas<T, Tile>)
     const T* v = row_of<T>(call.tensors.v, row.batch, row.token + t, head) + column;
     RowsInFlight<T, Tile> coming;
     coming.load(first, rows, C, step.C.row, q, k);
-    // The end of the step needs these numbers of n, read before any CTA may write them.
     Real* n = static_cast<Real*>(step.n.data) + row.slot * step.n.sequence + head * step.n.head;
     const bool has_n = tile == 0 && threadIdx.x < call.dims.dqk;
-    const Real old_n = has_n ? n[threadIdx.x] : Real{0}, new_k = has_n ? widen<Real>(k[threadIdx.x]) : Real{0};
+    const OldNorm<Real> old{has_n, has_n ? n[threadIdx.x] : Real{0}, has_n ? widen<Real>(k[threadIdx.x]) : Real{0}};
     if (threadIdx.x < warp_size) {
       const TokenScalars<Real> own = token_scalars<T>(step, row, t, head, q, k);
       if (threadIdx.x == 0) scalars = own;
@@ -127,12 +141,7 @@ __global__ void __launch_bounds__(step_threads, resident_ctas<T, Tile>)
           narrow<T>(static_cast<Real>(call.rules.scale) * total * own.inverse);
     }
     arch::cluster_wait();  // every CTA has read n and m
-    if (tile == 0) {
-      if (has_n) n[threadIdx.x] = decayed(own.decay, old_n, own.weight * new_k);
-      for (int r = threadIdx.x + step_threads; r < call.dims.dqk; r += step_threads)
-        n[r] = decayed(own.decay, n[r], own.weight * widen<Real>(k[r]));
-      if (threadIdx.x == 0) static_cast<Real*>(step.m.data)[row.slot * step.m.sequence + head * step.m.head] = own.m;
-    }
+    if (tile == 0) store_n_and_m(step, row, head, k, n, old, own);
     if (t + 1 < row.length) {
       arch::cluster_arrive();
       arch::cluster_wait();  // the new n and m are there
