@@ -4,20 +4,15 @@
 #include <cmath>
 #include <cstdint>
 
+#include "core/gate_family.h"
 #include "tfla/mlstm.h"
 
 namespace tfla {
 
-// A max state of minus infinity, as an empty state may have, is read as this: differences to it are finite, and exp of
-// them is zero. NaN stays.
-inline constexpr double least_max_state = -1e6;
-[[nodiscard]] inline double finite_max_state(double m) { return m < least_max_state ? least_max_state : m; }
-
 struct Settings {
-  bool exponential = true;  // input gate; the only one with a max state
-  bool log_space = false;   // gates are given as log i and log f
-  bool normalized = true;   // normalizer max
-  bool exact = false;       // gradient through the denominator
+  GateFamily family = gate_family(InputGate::exponential);
+  bool normalized = true;  // normalizer max
+  bool exact = false;      // gradient through the denominator
   bool capped = false;
   double eps = 0;
   double scale = 1;  // of q
@@ -31,11 +26,10 @@ struct Settings {
 }
 
 [[nodiscard]] inline Settings resolve(const MlstmOptions& options, std::int64_t dqk) {
-  const bool exponential = options.gate == InputGate::exponential;
+  const GateFamily family = gate_family(options.gate);
   const bool normalized =
-      options.normalizer == Normalizer::automatic ? exponential : options.normalizer == Normalizer::max;
-  return {.exponential = exponential,
-          .log_space = options.gate == InputGate::log,
+      options.normalizer == Normalizer::automatic ? family.normalized : options.normalizer == Normalizer::max;
+  return {.family = family,
           .normalized = normalized,
           .exact = normalized && options.exact_normalizer_grad,
           .capped = options.soft_cap.has_value(),

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "core/decay.h"
+#include "core/gate_family.h"
 
 namespace tfla::cuda {
 
@@ -97,7 +98,9 @@ struct Dims {
 
 // The resolved options of a call.
 struct Rules {
-  bool exponential, log_space, normalized, exact, capped;
+  GateFamily family;
+  bool may_exceed_one;  // as the family says: all that matrix kernels have to know of it
+  bool normalized, exact, capped;
   bool tensors_16_bit;
   GateType i_type, f_type;
   double eps, scale, cap;

@@ -1,7 +1,8 @@
+#include "cuda/device.h"
+
 #include <algorithm>
 #include <string>
 
-#include "cuda/launch.h"
 #include "tfla/error.h"
 
 namespace tfla::cuda {

@@ -126,8 +126,8 @@ inline Dims dims_of(const Plan& plan) {
 template <class Args>
 Rules rules_of(const Args& args, const Plan& plan) {
   const Settings settings = resolve(args.options, plan.shape.dqk);
-  return {.exponential = settings.exponential,
-          .log_space = settings.log_space,
+  return {.family = settings.family,
+          .may_exceed_one = settings.family.may_exceed_one,
           .normalized = settings.normalized,
           .exact = settings.exact,
           .capped = settings.capped,

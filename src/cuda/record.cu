@@ -1,6 +1,6 @@
 #include "cuda/record.h"
 
-#include "cuda/launch.h"
+#include "cuda/device.h"
 
 namespace tfla::cuda {
 

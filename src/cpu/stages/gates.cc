@@ -11,10 +11,8 @@ namespace tfla::cpu {
 
 namespace {
 
-// A forget gate of minus infinity is a full reset. Any log f that is 800 below all that input gates and the state can
-// make up for closes the gate just as well (exp(-800) is 0 in double), and keeps the digits of the sums it enters.
+// See reset_margin.
 void limit_resets(double m, double* log_f, const double* log_i, std::int64_t length) {
-  constexpr double closed = 800;
   double low = m;
   double high = m;
   for (std::int64_t t = 0; t < length; ++t) {
@@ -22,7 +20,7 @@ void limit_resets(double m, double* log_f, const double* log_i, std::int64_t len
     low = std::min(low, log_i[t]);
     high = std::max(high, log_i[t]);
   }
-  const double least = low - high - closed;
+  const double least = low - high - reset_margin;
   for (std::int64_t t = 0; t < length; ++t) {
     if (log_f[t] < least) log_f[t] = least;
   }
@@ -62,26 +60,25 @@ void read_gates(const TensorView& view, const Sequence& sequence, std::int64_t h
 // One tile of the scan: log f in u and log i in c on entry, u, c and -m on exit. Any m near the running maximum serves
 // as a scale; it is rounded to the type in which states keep it, so that a state says exactly what it was scaled by.
 template <class Real>
-void scan_tile(bool exponential, double m_previous, double* u, double* c, double* minus_m, std::int64_t count) {
+void scan_tile(bool has_max_state, double m_previous, double* u, double* c, double* minus_m, std::int64_t count) {
   double b = 0;
   double highest = m_previous;  // max(m_prev, c_j for j <= t)
   for (std::int64_t t = 0; t < count; ++t) {
     b += u[t];
     c[t] -= b;
     highest = std::max(highest, c[t]);
-    const double m = exponential ? static_cast<double>(static_cast<Real>(b + highest)) : 0.0;
+    const double m = has_max_state ? static_cast<double>(static_cast<Real>(b + highest)) : 0.0;
     u[t] = b - m;
     minus_m[t] = -m;
   }
 }
 
-double sigmoid(double x) { return x >= 0 ? 1 / (1 + std::exp(-x)) : std::exp(x) / (1 + std::exp(x)); }
-
-// Derivative of log sigmoid(cap(x)), or of cap(x) alone, by the raw gate x.
-double gate_slope(const Settings& settings, bool log_sigmoid, double x) {
-  const double tanh = settings.capped ? std::tanh(x / settings.cap) : 0.0;
-  const double capped = settings.capped ? settings.cap * tanh : x;
-  return (1 - tanh * tanh) * (log_sigmoid ? sigmoid(-capped) : 1.0);
+// log_gate of a vector, in place.
+void take_logs(GateLog log, double* x, std::int64_t count) {
+  switch (log) {
+    case GateLog::log_sigmoid: simd::log_sigmoid(x, count); break;
+    case GateLog::identity: break;
+  }
 }
 
 }  // namespace
@@ -130,8 +127,8 @@ void log_gates(const Problem& problem, const Sequence& sequence, std::int64_t he
     simd::soft_cap(settings.cap, log_f, length);
     simd::soft_cap(settings.cap, log_i, length);
   }
-  if (!settings.log_space) simd::log_sigmoid(log_f, length);
-  if (!settings.log_space && !settings.exponential) simd::log_sigmoid(log_i, length);
+  take_logs(settings.family.forget, log_f, length);
+  take_logs(settings.family.input, log_i, length);
   limit_resets(m, log_f, log_i, length);
 }
 
@@ -144,7 +141,7 @@ void gates(const Problem& problem, const GateVectors<Real>& vectors, const Seque
   log_gates(problem, sequence, head, m, out.u, out.c);
   for (std::int64_t begin = 0; begin < length;) {
     const std::int64_t end = tile_end(problem.plan, begin, length);
-    scan_tile<Real>(settings.exponential, m, out.u + begin, out.c + begin, out.minus_m + begin, end - begin);
+    scan_tile<Real>(settings.family.has_max_state, m, out.u + begin, out.c + begin, out.minus_m + begin, end - begin);
     simd::exp_shifted(Real{1}, m, out.u + begin, out.qbar + begin, end - begin);
     simd::exp_shifted(Real{1}, out.u[end - 1], out.c + begin, out.abar + begin, end - begin);
     m = -out.minus_m[end - 1];
@@ -170,8 +167,8 @@ void store_gate_gradients(const Problem& problem, const Sequence& sequence, std:
   for (std::int64_t t = 0; t < count; ++t) {
     const double i = read_gate(problem.i, gate_offset(problem.i, sequence, begin + t, head));
     const double f = read_gate(problem.f, gate_offset(problem.f, sequence, begin + t, head));
-    const double i_slope = gate_slope(settings, !settings.log_space && !settings.exponential, i);
-    const double f_slope = gate_slope(settings, !settings.log_space, f);
+    const double i_slope = raw_gate_slope(settings.family.input, settings.capped, settings.cap, i);
+    const double f_slope = raw_gate_slope(settings.family.forget, settings.capped, settings.cap, f);
     write_gate(di, gate_offset(di, sequence, begin + t, head), dlogi[t] * i_slope);
     write_gate(df, gate_offset(df, sequence, begin + t, head), dlogf[t] * f_slope);
   }

@@ -61,7 +61,8 @@ double token_gates(const Problem& problem, const Sequence& sequence, std::int64_
     const double log_f = gates.log_f[offset + t];
     const double log_i = gates.log_i[offset + t];
     // Rounded to the type of the stored m, as in the gate scan.
-    const double next = settings.exponential ? static_cast<double>(static_cast<Real>(std::max(log_f + m, log_i))) : 0.0;
+    const double next =
+        settings.family.has_max_state ? static_cast<double>(static_cast<Real>(std::max(log_f + m, log_i))) : 0.0;
     const double log_decay = log_f + m - next;
     const bool near_one = std::abs(log_decay) <= Decay<Real>::near_one;
     const double rest = near_one ? std::expm1(log_decay) : std::exp(log_decay);

@@ -1,5 +1,5 @@
-// Barriers of thread block clusters, and kernels that start before the previous one is done (sm_90 and newer). Older
-// GPUs are never asked for either.
+// Barriers of clusters, and kernels that start before the previous one is done (sm_90 and newer). Kernels that use them
+// are compiled for older GPUs too, and never launched there.
 #pragma once
 
 namespace tfla::cuda::arch {
@@ -24,14 +24,14 @@ __device__ __forceinline__ void cluster_wait() {
 #endif
 }
 
-// A number in shared memory, as the block of the cluster with this number has it. That block is not to end meanwhile.
-__device__ __forceinline__ double read_from_block(const double& own, unsigned block) {
+// A number in shared memory, as the CTA with this rank in the cluster has it. That CTA must not end meanwhile.
+__device__ __forceinline__ double read_from_cta(const double& own, unsigned cta) {
   double value = own;
 #if __CUDA_ARCH__ >= 900
   unsigned there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;"
       : "=r"(there)
-      : "r"(static_cast<unsigned>(__cvta_generic_to_shared(&own))), "r"(block));
+      : "r"(static_cast<unsigned>(__cvta_generic_to_shared(&own))), "r"(cta));
   asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(value) : "r"(there) : "memory");
 #endif
   return value;

@@ -17,7 +17,7 @@ __device__ __forceinline__ void copy_16(void* shared, const void* global, int va
 
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;\n"); }
 
-// Waits until at most `Pending` of this thread's groups are under way.
+// Waits until at most `Pending` of this thread's groups are in flight.
 template <int Pending>
 __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(Pending));

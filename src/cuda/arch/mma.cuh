@@ -6,24 +6,7 @@
 
 #include <cstdint>
 
-#include "cuda/arch/copy.cuh"
-
 namespace tfla::cuda::arch {
-
-// Four 8x8 tiles of 16-bit numbers, one row address per lane; lane l holds elements (l / 4, 2 (l % 4)) and its
-// neighbour.
-__device__ __forceinline__ void load_matrices(uint32_t (&tiles)[4], const void* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
-               : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])
-               : "r"(shared_address(row)));
-}
-
-// The same, each tile transposed.
-__device__ __forceinline__ void load_matrices_transposed(uint32_t (&tiles)[4], const void* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];\n"
-               : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])
-               : "r"(shared_address(row)));
-}
 
 // Two neighbours of a 16-bit tile, as the tensor cores hold them, and back.
 __device__ __forceinline__ uint32_t pack(float2 x, __nv_bfloat16) {

@@ -3,7 +3,7 @@
 
 namespace tfla::cuda::arch {
 
-// Under way until the value is used.
+// In flight until the value is used.
 __device__ __forceinline__ float read_once(const float* from) {
   float value;
   asm volatile("ld.global.L1::no_allocate.f32 %0, [%1];" : "=f"(value) : "l"(from) : "memory");

@@ -52,8 +52,4 @@ __device__ __forceinline__ void wait_stores() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(Pending) : "memory");
 }
 
-__device__ __forceinline__ void prefetch_map(const CUtensorMap* tensor) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(tensor) : "memory");
-}
-
 }  // namespace tfla::cuda::arch

@@ -40,7 +40,7 @@ __device__ __forceinline__ std::uint64_t groups_descriptor(unsigned shared_addre
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 // Ends a batch of products.
 __device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Waits until at most `Pending` batches are under way.
+// Waits until at most `Pending` batches are in flight.
 template <int Pending>
 __device__ __forceinline__ void products_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");

@@ -1,18 +1,18 @@
 // Small device functions that several kernels share.
 #pragma once
 
-#include "core/settings.h"
+#include "core/gate_family.h"
 #include "cuda/arch/cluster.cuh"
 #include "cuda/arch/math.cuh"
 #include "cuda/call.h"
-#include "cuda/portable/block_gemm.cuh"
+#include "cuda/common/types.h"
 
 namespace tfla::cuda {
 
 inline constexpr int warp_size = 32;
 inline constexpr double log2_e = 1.4426950408889634;
 
-// with(pointer): the gate as what it is.
+// Calls with(pointer) with the gate in its own type.
 template <class With>
 __device__ __forceinline__ void with_gate(const Strided& gate, GateType type, const With& with) {
   switch (type) {
@@ -47,37 +47,19 @@ __device__ __forceinline__ T* row_of(const Strided& rows, int batch, std::int64_
   return static_cast<T*>(rows.data) + batch * rows.batch + token * rows.token + head * rows.head;
 }
 
-template <class Work>
-__device__ __forceinline__ Work log_sigmoid(Work x) {
-  return min(x, Work{0}) - log1p(exp(-fabs(x)));
-}
-
-// A forget gate of minus infinity is a full reset: a log f this small is as good, for input gates up to 1e4 in size,
-// and keeps sums finite.
-inline constexpr double least_log_forget = -3e4;
-
-// See finite_max_state of core/settings.h.
-template <class Real>
-__device__ __forceinline__ Real finite_max_state(Real m) {
-  constexpr auto least = static_cast<Real>(least_max_state);
-  return m < least ? least : m;
-}
-
 // The type in which gates of tensors of type T are worked on: float is enough for 16 bits.
 template <class T>
 using GateWork = std::conditional_t<is_16_bit<T>, float, double>;
 
-// Gates become log f and log i. NaN stays.
-template <class Work, class Real>
-__device__ __forceinline__ void take_logs(const Call<Real>& call, Work& forget, Work& input) {
-  if (call.rules.capped) {
-    const auto cap = static_cast<Work>(call.rules.cap);
-    forget = cap * tanh(forget / cap);
-    input = cap * tanh(input / cap);
+// Raw gates become log f and log i. NaN stays.
+template <class Work>
+__device__ __forceinline__ void take_logs(const Rules& rules, Work& forget, Work& input) {
+  if (rules.capped) {
+    forget = soft_cap(static_cast<Work>(rules.cap), forget);
+    input = soft_cap(static_cast<Work>(rules.cap), input);
   }
-  if (!call.rules.log_space) forget = log_sigmoid(forget);
-  if (forget < static_cast<Work>(least_log_forget)) forget = static_cast<Work>(least_log_forget);
-  if (!call.rules.log_space && !call.rules.exponential) input = log_sigmoid(input);
+  forget = limit_reset(log_gate(rules.family.forget, forget));
+  input = log_gate(rules.family.input, input);
 }
 
 // log f and log i of a token.
@@ -86,12 +68,12 @@ __device__ __forceinline__ void log_gates(const Call<Real>& call, int batch, std
                                           double& i) {
   auto forget = static_cast<Work>(read_gate(call.tensors.f, call.rules.f_type, batch, token, head));
   auto input = static_cast<Work>(read_gate(call.tensors.i, call.rules.i_type, batch, token, head));
-  take_logs(call, forget, input);
+  take_logs(call.rules, forget, input);
   f = forget;
   i = input;
 }
 
-// 1 / den of a row, and the derivative of den by q.n times -1 / den.
+// 1 / den of a token, and the derivative of den by q.n times -1 / den.
 template <class Real>
 struct Denominator {
   Real inverse = 1, slope = 0;
@@ -105,7 +87,7 @@ struct Denominator {
   }
 };
 
-// op over this lane's value and those of the lanes before it, among as many neighbours.
+// op over this lane's value and those of the lanes before it, in groups of `Lanes` neighbours.
 template <int Lanes = warp_size, class Op>
 __device__ __forceinline__ double warp_scan(double value, const Op& op) {
 #pragma unroll
@@ -128,16 +110,16 @@ __device__ __forceinline__ std::int64_t sequence_start(const Call<Real>& call, s
   return start < 0 ? 0 : start > call.dims.tokens ? call.dims.tokens : start;
 }
 
-// Zeros into the rows of a head: `bytes` from `data` on, by all threads of a block.
+// Writes `bytes` of zeros from `data` on, by all threads of the CTA.
 __device__ __forceinline__ void clear_row(void* data, int bytes) {
   auto* halves = static_cast<std::uint16_t*>(data);  // no type of tensors is smaller
   for (int x = static_cast<int>(threadIdx.x); x < bytes / 2; x += static_cast<int>(blockDim.x)) halves[x] = 0;
 }
 
-// Tokens of the packed axis that are in no sequence have rows of zeros in all outputs. By all threads of the first
-// `blocks` blocks of a kernel.
+// Tokens of the packed axis that are in no sequence have rows of zeros in all outputs. Written by all threads of CTAs 0
+// to ctas - 1 of a kernel.
 template <class Real>
-__device__ __forceinline__ void clear_padding(const Call<Real>& call, unsigned block, unsigned blocks) {
+__device__ __forceinline__ void clear_padding(const Call<Real>& call, unsigned cta, unsigned ctas) {
   const std::int64_t begin = sequence_start(call, 0), end = sequence_start(call, call.dims.sequences);
   const std::int64_t padding = begin + call.dims.tokens - end;  // in front of all sequences, and behind them
   const int item = call.rules.tensors_16_bit ? 2 : static_cast<int>(sizeof(Real));
@@ -150,7 +132,7 @@ __device__ __forceinline__ void clear_padding(const Call<Real>& call, unsigned b
   const auto gate_bytes = [](GateType type) {
     return type == GateType::float64 ? 8 : type == GateType::float32 ? 4 : 2;
   };
-  for (std::int64_t x = block; x < padding; x += blocks) {
+  for (std::int64_t x = cta; x < padding; x += ctas) {
     const std::int64_t token = x < begin ? x : end + (x - begin);
     clear(call.tensors.h, token, call.dims.heads, item, call.dims.dhv);
     clear(call.tensors.dq, token, call.dims.qk_heads, item, call.dims.dqk);
@@ -173,8 +155,8 @@ __device__ __forceinline__ int chunks_of(const Call<Real>& call, std::int64_t le
   return static_cast<int>((length + call.dims.L - 1) / call.dims.L);
 }
 
-// As exp_sum takes it: float32 work in base 2, as two floats. A double has no such room, and multiplying it by log2(e)
-// would cost a digit where log f sums to thousands.
+// An exponent as exp_sum takes it: in base 2 and as two floats for float32 work. A double stays in base e: multiplying
+// it by log2(e) would cost a digit where log f sums to thousands.
 __device__ __forceinline__ void as_exponent(double x, float2& to) {
   x *= log2_e;
   const auto high = static_cast<float>(x);
@@ -182,8 +164,7 @@ __device__ __forceinline__ void as_exponent(double x, float2& to) {
 }
 __device__ __forceinline__ void as_exponent(double x, double& to) { to = x; }
 
-// exp(a + b), with a and b given in base 2 and as sums of two floats: the large parts cancel before anything is
-// rounded.
+// exp(a + b). Exponents of two floats cancel in their large parts before anything is rounded.
 __device__ __forceinline__ float exp_sum(float2 a, float2 b) { return arch::exp2((a.x + b.x) + (a.y + b.y)); }
 __device__ __forceinline__ double exp_sum(double a, double b) { return exp(a + b); }
 

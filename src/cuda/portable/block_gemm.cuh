@@ -1,63 +1,21 @@
-// Products of a thread block on tiles in shared memory: the one mechanism behind every matrix stage of this backend.
+// Products of a CTA on tiles in shared memory: the one mechanism behind every matrix stage of the portable kernels.
 //
 //   acc[64,N] += A[64,K] B[K,N]      four warps, 16 rows each; accumulators in registers
 //
-// 16-bit operands go through the tensor cores with float32 sums; float32 and float64 through ordinary multiply-adds, in
-// their own precision.
+// 16-bit operands run on the tensor cores with float32 sums. float32 and float64 take ordinary multiply-adds in their
+// own precision.
 #pragma once
 
-#include <type_traits>
-
+#include "cuda/arch/copy.cuh"
 #include "cuda/arch/mma.cuh"
+#include "cuda/arch/shared.cuh"
+#include "cuda/common/types.h"
 
 namespace tfla::cuda {
 
 inline constexpr int block_threads = 128;
 inline constexpr int block_warps = block_threads / 32;
 inline constexpr int tile_rows = 64;
-
-template <class T>
-inline constexpr bool is_16_bit = sizeof(T) == 2;
-
-template <class T>
-struct Config {
-  using Real = std::conditional_t<std::is_same_v<T, double>, double, float>;  // sums, gates, saved rows
-  using Stored = std::conditional_t<is_16_bit<T>, __nv_bfloat16, T>;          // C and dC: float16 would overflow
-  using Norm = std::conditional_t<is_16_bit<T>, float, double>;  // n: q.n cancels, and float32 results show it
-  static constexpr int slab = is_16_bit<T> ? 64 : sizeof(T) == 4 ? 32 : 16;  // depth of one shared-memory tile
-  static constexpr int width = is_16_bit<T> ? 128 : 64;                      // columns of an output tile
-  static constexpr int pad = 16 / sizeof(T);                                 // keeps rows off each other's banks
-  static constexpr int sum_terms = is_16_bit<T> ? 1 : 2;                     // numbers that add up to a sum of S . dS
-  static constexpr int blocks = is_16_bit<T> ? 3 : sizeof(T) == 4 ? 2 : 1;   // on a multiprocessor, by shared memory
-};
-
-template <class T>
-__device__ __forceinline__ float to_float(T x) {
-  if constexpr (std::is_same_v<T, __nv_bfloat16>)
-    return __bfloat162float(x);
-  else if constexpr (std::is_same_v<T, __half>)
-    return __half2float(x);
-  else
-    return static_cast<float>(x);
-}
-
-template <class Real, class T>
-__device__ __forceinline__ Real widen(T x) {
-  if constexpr (is_16_bit<T>)
-    return to_float(x);
-  else
-    return static_cast<Real>(x);
-}
-
-template <class T, class Real>
-__device__ __forceinline__ T narrow(Real x) {
-  if constexpr (std::is_same_v<T, __nv_bfloat16>)
-    return __float2bfloat16_rn(static_cast<float>(x));
-  else if constexpr (std::is_same_v<T, __half>)
-    return __float2half_rn(static_cast<float>(x));
-  else
-    return static_cast<T>(x);
-}
 
 // How an operand lies in shared memory: as [outer][depth], or transposed as [depth][outer].
 enum class Order { depth_last, depth_first };
@@ -66,7 +24,7 @@ enum class Order { depth_last, depth_first };
 template <class T, int N>
 struct Accumulator {
   using Real = typename Config<T>::Real;
-  static constexpr bool tensor = is_16_bit<T>;
+  static constexpr bool tensor = Config<T>::tensor_cores;
   static constexpr int rows = tensor ? 2 : 4;          // per thread
   static constexpr int cols = tensor ? N / 4 : N / 8;  // per thread
   static constexpr int lanes = tensor ? 4 : 8;         // threads that share a row
@@ -147,7 +105,7 @@ template <Order A, Order B, int Terms = 1, class E, class T, int N>
 __device__ __forceinline__ void block_product(Accumulator<T, N>& acc, const E* a, int a_stride, const E* b,
                                               int b_stride, int depth, int second = 0) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if constexpr (is_16_bit<E>) {
+  if constexpr (Config<E>::tensor_cores) {
     const int matrix = lane / 8, line = lane % 8;
     const E* a_row = A == Order::depth_last ? a + (16 * warp + matrix % 2 * 8 + line) * a_stride + matrix / 2 * 8
                                             : a + (matrix / 2 * 8 + line) * a_stride + 16 * warp + matrix % 2 * 8;
@@ -162,17 +120,17 @@ __device__ __forceinline__ void block_product(Accumulator<T, N>& acc, const E* a
 #pragma unroll
       for (int term = 0; term < Terms; ++term) {
         if constexpr (A == Order::depth_last)
-          arch::load_matrices(left[term], a_row + term * second);
+          arch::load_tiles(left[term], arch::shared_address(a_row + term * second));
         else
-          arch::load_matrices_transposed(left[term], a_row + term * second);
+          arch::load_tiles_transposed(left[term], arch::shared_address(a_row + term * second));
       }
 #pragma unroll
       for (int n = 0; n < N / 16; ++n) {
         uint32_t right[4];
         if constexpr (B == Order::depth_last)
-          arch::load_matrices(right, b_row + n * n_step);
+          arch::load_tiles(right, arch::shared_address(b_row + n * n_step));
         else
-          arch::load_matrices_transposed(right, b_row + n * n_step);
+          arch::load_tiles_transposed(right, arch::shared_address(b_row + n * n_step));
         auto* d = reinterpret_cast<float(*)[4]>(acc.x);
 #pragma unroll
         for (int term = 0; term < Terms; ++term) {
@@ -194,14 +152,14 @@ __device__ __forceinline__ void split(float2 x, uint32_t& high, uint32_t& low) {
   low = arch::pack({x.x - rounded.x, x.y - rounded.y}, E{});
 }
 
-// acc += (lift w . A)^T B, with A [depth,64] and B [depth,N] in shared memory and weights w on the depth. Weighted, A
-// no longer fits into 16 bits: it goes in as the sum of two such numbers. Rounding it instead was the largest part of
+// acc += (scale w . A)^T B, with A [depth,64] and B [depth,N] in shared memory and weights w on the depth. Weighted, A
+// no longer fits into 16 bits: the operand is the sum of two such numbers. Rounding A instead was the largest part of
 // the error of the forget gate's gradient.
 template <class T, int N>
 __device__ __forceinline__ void weighted_product(Accumulator<T, N>& acc, const T* a, int a_stride, const T* b,
                                                  int b_stride, int depth, const typename Config<T>::Real* weights,
-                                                 typename Config<T>::Real lift) {
-  if constexpr (is_16_bit<T>) {
+                                                 typename Config<T>::Real scale) {
+  if constexpr (Config<T>::tensor_cores) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int matrix = lane / 8, line = lane % 8;
     const T* a_row = a + (matrix / 2 * 8 + line) * a_stride + 16 * warp + matrix % 2 * 8;
@@ -209,11 +167,11 @@ __device__ __forceinline__ void weighted_product(Accumulator<T, N>& acc, const T
 #pragma unroll 2
     for (int k = 0; k < depth; k += 16, a_row += 16 * a_stride, b_row += 16 * b_stride) {
       uint32_t raw[4], high[4], low[4];
-      arch::load_matrices_transposed(raw, a_row);
+      arch::load_tiles_transposed(raw, arch::shared_address(a_row));
 #pragma unroll
       for (int half = 0; half < 2; ++half) {  // depth k ... k + 7, and k + 8 ... k + 15
         float2 w = *reinterpret_cast<const float2*>(weights + k + 8 * half + lane % 4 * 2);
-        w = {lift * w.x, lift * w.y};
+        w = {scale * w.x, scale * w.y};
 #pragma unroll
         for (int part = 2 * half; part < 2 * half + 2; ++part) {
           const float2 x = arch::unpack(raw[part], T{});
@@ -223,7 +181,7 @@ __device__ __forceinline__ void weighted_product(Accumulator<T, N>& acc, const T
 #pragma unroll
       for (int n = 0; n < N / 16; ++n) {
         uint32_t right[4];
-        arch::load_matrices_transposed(right, b_row + n * 16);
+        arch::load_tiles_transposed(right, arch::shared_address(b_row + n * 16));
         auto* d = reinterpret_cast<float(*)[4]>(acc.x);
         arch::multiply_add(d[2 * n], high, right[0], right[1], T{});
         arch::multiply_add(d[2 * n + 1], high, right[2], right[3], T{});
@@ -233,7 +191,7 @@ __device__ __forceinline__ void weighted_product(Accumulator<T, N>& acc, const T
     }
   } else {
     plain_product<Order::depth_first, Order::depth_first>(acc, a, a_stride, b, b_stride, depth,
-                                                          [&](int k) { return lift * weights[k]; });
+                                                          [&](int k) { return scale * weights[k]; });
   }
 }
 
@@ -246,9 +204,9 @@ struct SharedTile {
   static constexpr int size = Height * stride;
 };
 
-// Rows [0, rows) and columns [col, col + Width) of a strided matrix with `cols` columns; zero outside. Not waited for.
-// A thread keeps its columns and goes down the rows: addresses cost an addition per piece, where recomputing them took
-// more instructions than the products did (H200: half the time of stage outputs).
+// Starts the copy of rows [0, rows) and columns [col, col + Width) of a strided matrix with `cols` columns; zero
+// outside. A thread keeps its columns and goes down the rows, so that an address costs an addition per piece.
+// Recomputing addresses took more instructions than the products did (H200: half the time of stage outputs).
 template <int Height, int Width, class T>
 __device__ __forceinline__ void load_tile(T* shared, const T* matrix, std::int64_t stride, int rows, int col, int cols,
                                           bool wide) {

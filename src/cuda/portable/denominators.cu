@@ -1,6 +1,6 @@
-// den = max(|q.n|, exp(-m)) + eps of every token, before any matrix product reads it. n is carried token by token in
-// double, one warp per chunk and head, from its value at the chunk's start: q.n often cancels to a small part of its
-// terms, and h is divided by it.
+// Stage `denominators`: den = max(|q.n|, exp(-m)) + eps of every token. A warp has a chunk and a head, and carries n in
+// double from token to token, from its value at the chunk's start: q.n often cancels to a small part of its terms, and
+// h is divided by it.
 #include "cuda/common/device.cuh"
 #include "cuda/launch.h"
 
@@ -8,9 +8,10 @@ namespace tfla::cuda {
 
 namespace {
 
+constexpr int threads = 128;
 constexpr int most_in_registers = 8;  // elements of n per lane: dqk up to 256
 
-// n of one head, 32 elements apart in each lane: in registers, or for large dqk in scratch.
+// The n of one head. A lane has every 32nd element, in registers, or for large dqk in scratch.
 template <bool InRegisters>
 struct NormState {
   double own[most_in_registers];
@@ -20,10 +21,10 @@ struct NormState {
 };
 
 template <class T, bool InRegisters>
-__global__ void __launch_bounds__(block_threads) denominators_kernel(Call<typename Config<T>::Real> call) {
+__global__ void __launch_bounds__(threads) denominators_kernel(Call<typename Config<T>::Real> call) {
   using Real = typename Config<T>::Real;
   using Norm = typename Config<T>::Norm;
-  const std::int64_t unit = (blockIdx.x * static_cast<std::int64_t>(block_threads) + threadIdx.x) / warp_size;
+  const std::int64_t unit = (blockIdx.x * static_cast<std::int64_t>(threads) + threadIdx.x) / warp_size;
   if (unit >= call.dims.chunk_count * call.dims.heads) return;
   const Chunk chunk = call.packing.chunks[unit / call.dims.heads];
   const int head = static_cast<int>(unit % call.dims.heads);
@@ -42,15 +43,15 @@ __global__ void __launch_bounds__(block_threads) denominators_kernel(Call<typena
 
   double m_above = call.gates.m_start[unit];
   for (int base = 0; base < chunk.length; base += warp_size) {
-    // The scalars of 32 tokens at once, one per lane, from the gates themselves: m and log f are small numbers, whereas
-    // their sums over a long chunk are not, and the rounding of those would show in q.n.
+    // Each lane makes the scalars of one token from the gates themselves. m and log f are small numbers, their sums
+    // over a long chunk are not, and the rounding of those would show in q.n.
     const int t = base + lane;
     const bool valid = t < chunk.length;
     double log_f = 0, log_i = -INFINITY;
     if (valid) log_gates<GateWork<T>>(call, chunk.batch, chunk.token + t, head, log_f, log_i);
     const double b = warp_scan(log_f, [](double x, double y) { return x + y; });
     const double top = warp_scan(log_i - b, [](double x, double y) { return fmax(x, y); });
-    const double m = call.rules.exponential ? b + fmax(m_above, top) : 0.0;
+    const double m = call.rules.family.has_max_state ? b + fmax(m_above, top) : 0.0;
     const double m_before = __shfl_up_sync(0xFFFFFFFFU, m, 1);
     const double decay = exp(log_f + (lane == 0 ? m_above : m_before) - m);
     const double weight = exp(log_i - m);
@@ -80,8 +81,8 @@ __global__ void __launch_bounds__(block_threads) denominators_kernel(Call<typena
 }
 
 template <class Real>
-__global__ void __launch_bounds__(block_threads) ones_kernel(Real* vector, std::int64_t count) {
-  const std::int64_t index = blockIdx.x * static_cast<std::int64_t>(block_threads) + threadIdx.x;
+__global__ void __launch_bounds__(threads) ones_kernel(Real* vector, std::int64_t count) {
+  const std::int64_t index = blockIdx.x * static_cast<std::int64_t>(threads) + threadIdx.x;
   if (index < count) vector[index] = 1;
 }
 
@@ -89,11 +90,11 @@ __global__ void __launch_bounds__(block_threads) ones_kernel(Real* vector, std::
 
 template <class T>
 void launch_denominators(const Call<typename Config<T>::Real>& call, cudaStream_t stream) {
-  const auto blocks = [](std::int64_t threads) { return (threads + block_threads - 1) / block_threads; };
+  const auto blocks = [](std::int64_t count) { return (count + threads - 1) / threads; };
   if (!call.rules.normalized) {
     const std::int64_t count = call.dims.all_tokens() * call.dims.heads;
     if (count > 0)
-      launch_blocks("ones", ones_kernel<typename Config<T>::Real>, blocks(count), block_threads, 0, stream,
+      launch_blocks("ones", ones_kernel<typename Config<T>::Real>, blocks(count), threads, 0, stream,
                     call.gates.inverse, count);
     return;
   }
@@ -101,14 +102,11 @@ void launch_denominators(const Call<typename Config<T>::Real>& call, cudaStream_
   if (warps == 0) return;
   const bool in_registers = call.dims.dqk <= warp_size * most_in_registers;
   launch_blocks("denominators", in_registers ? denominators_kernel<T, true> : denominators_kernel<T, false>,
-                blocks(warps * warp_size), block_threads, 0, stream, call);
+                blocks(warps * warp_size), threads, 0, stream, call);
 }
 
 #define TFLA_INSTANTIATE(T) template void launch_denominators<T>(const Call<typename Config<T>::Real>&, cudaStream_t)
-TFLA_INSTANTIATE(__nv_bfloat16);
-TFLA_INSTANTIATE(__half);
-TFLA_INSTANTIATE(float);
-TFLA_INSTANTIATE(double);
+TFLA_FOR_EACH_TYPE(TFLA_INSTANTIATE);
 #undef TFLA_INSTANTIATE
 
 }  // namespace tfla::cuda

@@ -1,7 +1,6 @@
-// Stage `gradients`: dQ by rows, dK and dV by columns, 64 tokens of a chunk per block, walking over the tiles of the
-// chunk on their side of the diagonal; then the gate gradients. Heads that share a query/key head are summed in the
-// block, in head order: no atomics. Sums for the gate gradients come from the float32 accumulators; those of float32
-// and float64 tensors, inside a chunk, from the squares.
+// Stage `grad_qkv`: dQ by rows, dK and dV by columns. A CTA has 64 tokens of a chunk and walks over the tiles of the
+// chunk on their side of the diagonal. It sums over the heads that share a query/key head, in head order: no atomics.
+// The sums for grad_gates come from the float32 accumulators; float32 and float64 tensors take them from the squares.
 #include "cuda/launch.h"
 #include "cuda/portable/square_sums.cuh"
 
@@ -12,7 +11,7 @@ namespace {
 template <class T>
 using RealOf = typename Config<T>::Real;
 
-// Where a block works: 64 tokens of a chunk, some columns of the result, a head of the result.
+// Where a CTA works: 64 tokens of a chunk, some columns of the result, a head of the result.
 struct Place {
   Chunk chunk;
   std::int64_t number;
@@ -56,7 +55,7 @@ struct Squares {
   // Q K^T, and dH V^T.
   __device__ RowsByRows<T, T, tile_rows> scores(int row, int col) const { return {q(row), k(col)}; }
   __device__ RowsByRows<T, T, tile_rows> dscores(int row, int col) const { return {dh(row), v(col)}; }
-  // The part of Q K^T of a tile of columns: sums of S . dS come in such parts too.
+  // Q K^T over a tile of columns: sums of S . dS come in such parts too.
   __device__ RowsByRows<T, T, tile_rows> partial_scores(int row, int col, int first) const {
     return {q(row).columns(first, Config<T>::width), k(col).columns(first, Config<T>::width)};
   }
@@ -76,7 +75,7 @@ struct Squares {
   }
 };
 
-// Dot products of the rows of acc with those of a tensor, over this block's columns: take(r, row, sum).
+// Calls take(r, row, sum) with the dot products of the rows of acc and of a tensor, over this CTA's columns.
 template <class T, int N, class Take>
 __device__ __forceinline__ void row_dots(Accumulator<T, N>& acc, const View<T>& x, const Take& take) {
   using Real = RealOf<T>;
@@ -115,7 +114,7 @@ __device__ __forceinline__ void add_to(Sums& total, const Sums& part) {
   for (int e = 0; e < Sums::rows * Sums::cols; ++e) total.x[e] += part.x[e];
 }
 
-// Shared: several heads read one query/key head. Without that, the registers of a second sum are saved.
+// Shared: several heads read one query/key head, and the CTA has the registers of a second sum.
 template <class T, bool Shared>
 __global__ void __launch_bounds__(block_threads, Shared ? 1 : Config<T>::blocks)
     dq_kernel(Call<RealOf<T>> call, int row_tiles, int dqk_tiles) {
@@ -290,10 +289,7 @@ void launch_grad_qkv(const Call<RealOf<T>>& call, cudaStream_t stream) {
 }
 
 #define TFLA_INSTANTIATE(T) template void launch_grad_qkv<T>(const Call<typename Config<T>::Real>&, cudaStream_t)
-TFLA_INSTANTIATE(__nv_bfloat16);
-TFLA_INSTANTIATE(__half);
-TFLA_INSTANTIATE(float);
-TFLA_INSTANTIATE(double);
+TFLA_FOR_EACH_TYPE(TFLA_INSTANTIATE);
 #undef TFLA_INSTANTIATE
 
 }  // namespace tfla::cuda

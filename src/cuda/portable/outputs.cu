@@ -1,6 +1,6 @@
-// Stage `outputs`: den H = scale qbar (Q C) + (D . Q K^T) V for 64 rows of a chunk and a tile of dhv columns, walking
-// over the key tiles of the chunk up to the diagonal. The same kernel, with a product with dH in place of the store,
-// gives the exact normalizer gradient's deta.
+// Stage `outputs`: den H = scale qbar (Q C) + (D . Q K^T) V. A CTA has 64 rows of a chunk and a tile of dhv columns,
+// and walks over the key tiles of the chunk up to the diagonal. The same kernel gives deta of the exact normalizer
+// gradient (stage `grad_denominators`): there a product with dH takes the place of the store.
 #include "cuda/launch.h"
 #include "cuda/portable/products.cuh"
 
@@ -8,7 +8,7 @@ namespace tfla::cuda {
 
 namespace {
 
-enum class Wanted { outputs, exact_rows };
+enum class Wanted { outputs, grad_denominators };
 
 // q.n of this thread's rows with the n of the chunk's start.
 template <class T>
@@ -47,9 +47,9 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks)
   Stream<T> stream{Workspace<T>(memory)};
 
   unsigned unit = blockIdx.x;
-  const int blocks_across = Want == Wanted::outputs ? dhv_tiles : 1;
-  const int block_across = static_cast<int>(unit % blocks_across);
-  unit /= blocks_across;
+  const int ctas_across = Want == Wanted::outputs ? dhv_tiles : 1;
+  const int cta_across = static_cast<int>(unit % ctas_across);
+  unit /= ctas_across;
   const int row = static_cast<int>(unit % row_tiles) * tile_rows;
   unit /= row_tiles;
   const int head = static_cast<int>(unit % call.dims.heads);
@@ -63,8 +63,8 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks)
   const bool has_state = number != chunk.first || call.carried.C0.data != nullptr;
   const View<T> q = tokens_of<T>(call.tensors.q, chunk, qk_head, row, call.dims.dqk);
 
-  // 16-bit types: the rows of S, summed before they are rounded, are q.n. Where results have more digits than that has,
-  // the denominators are there already.
+  // 16-bit types: the rows of S, summed before they are rounded, give q.n. Other types need more digits than that has,
+  // and find the denominators made.
   constexpr bool makes_denominators = is_16_bit<T> && Want == Wanted::outputs;
   Real qn[Scores::rows] = {};
   RowTerms<T> terms;
@@ -72,9 +72,9 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks)
   for (Real& factor : terms.factor) factor = scale;
 
   Real dh_h[Scores::rows] = {};
-  // Outputs: one tile of columns per block. Exact rows: all of them in turn, since dh.h sums over them.
-  const int last_tile = Want == Wanted::exact_rows ? dhv_tiles : block_across + 1;
-  for (int tile = block_across; tile < last_tile; ++tile) {
+  // outputs: a CTA has one tile of columns. grad_denominators: it has all in turn, since dh.h sums over them.
+  const int last_tile = Want == Wanted::grad_denominators ? dhv_tiles : cta_across + 1;
+  for (int tile = cta_across; tile < last_tile; ++tile) {
     const int col = tile * width;
     const auto scores = [&](int key) {
       return RowsByRows<T, T, tile_rows>{q, tokens_of<T>(call.tensors.k, chunk, qk_head, key, call.dims.dqk)};
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks)
       });
     }
   }
-  if constexpr (Want == Wanted::exact_rows) {
+  if constexpr (Want == Wanted::grad_denominators) {
 #pragma unroll
     for (int r = 0; r < Scores::rows; ++r) {
       const int i = Scores::row_of(r);
@@ -154,10 +154,10 @@ template <class T, Wanted Want>
 void launch(const Call<typename Config<T>::Real>& call, cudaStream_t stream) {
   const int row_tiles = (call.dims.L + tile_rows - 1) / tile_rows;
   const int dhv_tiles = (call.dims.dhv + Config<T>::width - 1) / Config<T>::width;
-  const std::int64_t blocks =
+  const std::int64_t ctas =
       call.dims.chunk_count * call.dims.heads * row_tiles * (Want == Wanted::outputs ? dhv_tiles : 1);
-  if (blocks == 0) return;
-  launch_blocks("outputs", outputs_kernel<T, Want>, blocks, block_threads, Workspace<T>::bytes, stream, call, row_tiles,
+  if (ctas == 0) return;
+  launch_blocks("outputs", outputs_kernel<T, Want>, ctas, block_threads, Workspace<T>::bytes, stream, call, row_tiles,
                 dhv_tiles);
 }
 
@@ -170,16 +170,13 @@ void launch_outputs(const Call<typename Config<T>::Real>& call, cudaStream_t str
 
 template <class T>
 void launch_grad_denominators(const Call<typename Config<T>::Real>& call, cudaStream_t stream) {
-  if (call.rules.exact) launch<T, Wanted::exact_rows>(call, stream);
+  if (call.rules.exact) launch<T, Wanted::grad_denominators>(call, stream);
 }
 
 #define TFLA_INSTANTIATE(T)                                                             \
   template void launch_outputs<T>(const Call<typename Config<T>::Real>&, cudaStream_t); \
   template void launch_grad_denominators<T>(const Call<typename Config<T>::Real>&, cudaStream_t)
-TFLA_INSTANTIATE(__nv_bfloat16);
-TFLA_INSTANTIATE(__half);
-TFLA_INSTANTIATE(float);
-TFLA_INSTANTIATE(double);
+TFLA_FOR_EACH_TYPE(TFLA_INSTANTIATE);
 #undef TFLA_INSTANTIATE
 
 }  // namespace tfla::cuda

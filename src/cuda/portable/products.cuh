@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/common/device.cuh"
+#include "cuda/portable/block_gemm.cuh"
 
 namespace tfla::cuda {
 
@@ -37,7 +38,7 @@ __device__ __forceinline__ View<typename Config<T>::Stored> chunk_state(const Ca
           call.dims.padded_dhv(), call.dims.dqk, call.dims.padded_dhv(), true};
 }
 
-// The shared memory of a block.
+// The shared memory of a CTA.
 template <class T>
 struct Workspace {
   using Tile = Config<T>;
@@ -153,8 +154,8 @@ struct TileByColumns {
   }
 };
 
-// Runs one product after another, the first slab of the next already on its way while the last of this one is
-// multiplied. One barrier per slab: after it the slab is there, and nobody reads the other buffer any more.
+// Runs one product after another. The first slab of the next product is in flight while the last slab of this one is
+// multiplied. A slab takes one barrier: after it the slab is there, and nobody reads the other buffer any more.
 template <class T>
 struct Stream {
   Workspace<T> space;
@@ -167,7 +168,7 @@ struct Stream {
     arch::commit_copies();
   }
 
-  // acc += product, whose first slab is on its way; load_next(buffer) starts the loads of what follows.
+  // acc += product, whose first slab is in flight; load_next(buffer) starts the loads of what follows.
   template <class Sums, class Product, class LoadNext>
   __device__ __forceinline__ void run(Sums& acc, const Product& product, const LoadNext& load_next) {
     const int slabs = product.slabs();
@@ -260,7 +261,7 @@ struct NothingBeside {
 
 // acc += sum over the squares of a row or column of the chunk of gated scores times values: the walk that dQ, dK, dV
 // and H have in common. scores(tile) and values(tile) give the two products of a square, gate(S, tile) what happens
-// between them; the loads of scores(first) are on their way.
+// between them; the loads of scores(first) are in flight.
 template <class T, class Scores, class Values, class Gate, class More = NothingBeside>
 __device__ __forceinline__ void walk_squares(Accumulator<T, Config<T>::width>& acc, Stream<T>& stream, int first,
                                              int last, const Scores& scores, const Values& values, const Gate& gate,

@@ -83,7 +83,7 @@ class ColumnSums {
   __device__ __forceinline__ void add(Square& S, const Workspace<T>& space) {
     each_product<T>(S, space, [&](int, int c, T product) { of_[c].add(product); });
   }
-  // Columns [0, count), and `more`, which this block wrote. Uses P.
+  // Columns [0, count), and `more`, which this CTA wrote. Uses P.
   __device__ __forceinline__ void store(int count, const T* more, T* sums, std::int64_t second,
                                         const Workspace<T>& space) {
     static_assert(block_warps * tile_rows * sizeof(LongSum<T>) <= Workspace<T>::p_size * sizeof(T));

@@ -1,6 +1,6 @@
 // Stage `step` for one token of each of many states, in two launches: the scalars of all tokens with n and m, then C in
-// strips of columns. With n and m out of the way, blocks need neither each other nor the chain from the gates to the
-// first product, and can be small: less is idle while the last ones end. That saves more than the second launch costs.
+// strips of columns. The CTAs of the second launch need neither each other nor the chain from the gates to the first
+// product. They can be small, which leaves less idle while the last ones end: that saves more than a launch costs.
 #pragma once
 
 #include "cuda/arch/cluster.cuh"
@@ -17,23 +17,23 @@ inline constexpr int piece = Piece<float>::size;
 inline constexpr int width = column_groups * piece;
 inline constexpr int most_rows = 1024;
 
-// Rows of a thread on their way, and blocks on a multiprocessor. Of tall states few blocks with much on their way are
-// fastest; of low ones, which have no more rows than that, many blocks, since one at its end has nothing on its way.
+// Rows of a thread in flight, and CTAs per multiprocessor. Tall states are fastest in few CTAs with much in flight. Low
+// ones have no more rows than that, and a CTA at its end has nothing in flight: they are fastest in many CTAs.
 struct Tall {
-  static constexpr int ahead = 8, blocks = 2;  // 94 registers leave no room for a third
+  static constexpr int ahead = 8, ctas = 2;  // 94 registers leave no room for a third
   static constexpr int least_rows = 2 * ahead * row_groups;
 };
 struct Low {
-  static constexpr int ahead = 5, blocks = 4;
+  static constexpr int ahead = 5, ctas = 4;
 };
 
 }  // namespace many
 
-// A warp for each state, and a block for each warp: the compiler then takes 57 registers instead of 39, and a step
-// takes 1.2 us less than with four warps to a block (H200).
+// A CTA is one warp and has one state: the compiler then takes 57 registers instead of 39, and a step takes 1.2 us less
+// than with four warps to a CTA (H200).
 template <class T>
 __global__ void __launch_bounds__(warp_size) step_tokens_kernel(StepCall<float> step) {
-#if __CUDA_ARCH__ >= 900  // never launched on anything older, as everything here
+#if __CUDA_ARCH__ >= 900  // never launched on older GPUs, like everything here
   const Call<float>& call = step.call;
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
@@ -56,8 +56,8 @@ __global__ void __launch_bounds__(warp_size) step_tokens_kernel(StepCall<float> 
 #endif
 }
 
-// work(decayed): on elements x of a state, which become decayed(x, a, b) and have a b added to them by that. Compiled
-// for both kinds of decay, so that an element takes two instructions.
+// Calls work(decayed), where decayed(x, a, b) is an element x of the state after its decay, plus a b. `work` is
+// compiled for both kinds of decay, so that an element takes two instructions.
 template <class Work>
 __device__ __forceinline__ void with_decay(const Decay<float>& decay, const Work& work) {
   const float rest = decay.rest;
@@ -68,7 +68,7 @@ __device__ __forceinline__ void with_decay(const Decay<float>& decay, const Work
 }
 
 template <class T, class Shape>
-__global__ void __launch_bounds__(step_threads, Shape::blocks) step_strips_kernel(StepCall<float> step, int strips) {
+__global__ void __launch_bounds__(step_threads, Shape::ctas) step_strips_kernel(StepCall<float> step, int strips) {
 #if __CUDA_ARCH__ >= 900
   using namespace many;
   constexpr int ahead = Shape::ahead;
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(step_threads, Shape::blocks) step_strips_kerne
   if (!row.has_state(step)) return;
   const int column = strip * width + threadIdx.x % column_groups * piece;
   const int first = threadIdx.x / column_groups;
-  const int rows = column < call.dims.dhv ? call.dims.dqk - first : 0;  // from this thread's first one on
+  const int rows = column < call.dims.dhv ? call.dims.dqk - first : 0;  // from this thread's first row on
   float* to =
       static_cast<float*>(step.C.data) + row.slot * step.C.sequence + head * step.C.head + first * step.C.row + column;
   const float* from = to;
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(step_threads, Shape::blocks) step_strips_kerne
   float value[piece], out[piece] = {};
 #pragma unroll
   for (int e = 0; e < piece; ++e) value[e] = rows > 0 ? widen<float>(__ldcg(v + e)) : 0.0F;
-  // What step_tokens writes comes last: all else was there when it began to let this kernel start.
+  // step_tokens writes what is read from here on. All else was there when it let this kernel start.
   arch::after_previous_kernel();
   const std::int64_t at = head * call.dims.all_tokens() + row.packed;
   const float2 parts = __ldcg(reinterpret_cast<const float2*>(step.decay) + at);
@@ -133,20 +133,12 @@ __global__ void __launch_bounds__(step_threads, Shape::blocks) step_strips_kerne
       }
     }
   });
-  // Sums over the rows: inside the warp, then over the warps.
-#pragma unroll
-  for (int e = 0; e < piece; ++e) {
-#pragma unroll
-    for (int offset = column_groups; offset < warp_size; offset *= 2)
-      out[e] += __shfl_xor_sync(0xFFFFFFFFU, out[e], offset);
-    if (threadIdx.x % warp_size < column_groups)
-      sums[threadIdx.x / warp_size][threadIdx.x % column_groups * piece + e] = out[e];
-  }
+  sum_rows<column_groups>(out, sums);
   __syncthreads();
   const int own = static_cast<int>(threadIdx.x);
   if (own < min(width, call.dims.dhv - strip * width)) {
     float total = 0;
-    for (const auto& part : sums) total += part[own];
+    for (const auto& warp : sums) total += warp[own];
     row_of<T>(call.tensors.h, row.batch, row.token, head)[strip * width + own] =
         narrow<T>(static_cast<float>(call.rules.scale) * total * __ldcg(call.gates.inverse + at));
   }

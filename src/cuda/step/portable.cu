@@ -7,11 +7,12 @@ namespace tfla::cuda {
 
 namespace {
 
+constexpr int scalars_threads = 128;
 constexpr int step_warps = step_threads / warp_size;
-constexpr int start_rows = 2 * step_warps;  // of a state that a block of start_states takes
+constexpr int start_rows = 2 * step_warps;  // rows of a state that a CTA of start_states takes
 
 template <class T>
-__global__ void __launch_bounds__(block_threads) step_scalars_kernel(StepCall<typename Config<T>::Real> step) {
+__global__ void __launch_bounds__(scalars_threads) step_scalars_kernel(StepCall<typename Config<T>::Real> step) {
   using Real = typename Config<T>::Real;
   const Call<Real>& call = step.call;
   const std::int64_t index = blockIdx.x / call.dims.heads;
@@ -20,44 +21,43 @@ __global__ void __launch_bounds__(block_threads) step_scalars_kernel(StepCall<ty
   if (!row.has_state(step)) return;
   Real* n = static_cast<Real*>(step.n.data) + row.slot * step.n.sequence + head * step.n.head;
   Real* m_state = static_cast<Real*>(step.m.data) + row.slot * step.m.sequence + head * step.m.head;
-  __shared__ double parts[block_threads / 32];
+  __shared__ double parts[scalars_threads / warp_size];
   double m = finite_max_state(*m_state);
   for (int t = 0; t < row.length; ++t) {
     double f, i;
     log_gates<GateWork<T>>(call, row.batch, row.token + t, head, f, i);
-    const double next = call.rules.exponential ? static_cast<double>(static_cast<Real>(fmax(f + m, i))) : 0.0;
+    const double next = call.rules.family.has_max_state ? static_cast<double>(static_cast<Real>(fmax(f + m, i))) : 0.0;
     const Decay<Real> decay = decay_of<Real>(f + m - next);
     const auto weight = static_cast<Real>(exp(i - next));
     m = next;
     const T* q = row_of<T>(call.tensors.q, row.batch, row.token + t, head / call.dims.group);
     const T* k = row_of<T>(call.tensors.k, row.batch, row.token + t, head / call.dims.group);
     double sum = 0;
-    for (int r = threadIdx.x; r < call.dims.dqk; r += block_threads) {
+    for (int r = threadIdx.x; r < call.dims.dqk; r += scalars_threads) {
       const Real updated = decayed(decay, n[r], weight * widen<Real>(k[r]));
       n[r] = updated;
       sum += static_cast<double>(widen<Real>(q[r]) * updated);
     }
 #pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xFFFFFFFFU, sum, offset);
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
+    for (int offset = warp_size / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xFFFFFFFFU, sum, offset);
+    if (threadIdx.x % warp_size == 0) parts[threadIdx.x / warp_size] = sum;
     __syncthreads();
     if (threadIdx.x == 0) {
       double total = 0;
       for (double part : parts) total += part;
-      const double size = fabs(total * call.rules.scale), floor = exp(-m);
+      const Denominator<double> den(total * call.rules.scale, exp(-m), call.rules.eps);
       const std::int64_t at = head * call.dims.all_tokens() + row.packed + t;
       step.decay[at] = decay;
       step.weight[at] = weight;
-      call.gates.inverse[at] =
-          call.rules.normalized ? static_cast<Real>(1 / ((size < floor ? floor : size) + call.rules.eps)) : Real{1};
+      call.gates.inverse[at] = call.rules.normalized ? static_cast<Real>(den.inverse) : Real{1};
     }
     __syncthreads();
   }
   if (threadIdx.x == 0) *m_state = static_cast<Real>(m);
 }
 
-// ColumnGroups threads side by side on a row, the others on rows below: 32 for long stretches of memory, 8 for more
-// blocks where there are few states.
+// ColumnGroups threads work side by side on a row of C, the others on the rows below: 32 for long stretches of memory,
+// 8 for more CTAs where there are few states.
 template <class T, int ColumnGroups>
 __global__ void __launch_bounds__(step_threads)
     step_state_kernel(StepCall<typename Config<T>::Real> step, int column_tiles, bool wide) {
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(step_threads)
   const int count = min(piece, call.dims.dhv - column);
   const int first = threadIdx.x / ColumnGroups;
   Real* C = static_cast<Real*>(step.C.data) + row.slot * step.C.sequence + head * step.C.head + column;
-  __shared__ Real sums[step_threads / 32][width];
+  __shared__ Real sums[step_warps][width];
 
   for (int t = 0; t < row.length; ++t) {
     const std::int64_t at = head * call.dims.all_tokens() + row.packed + t;
@@ -103,12 +103,7 @@ __global__ void __launch_bounds__(step_threads)
         c.store(C + r * step.C.row, count, wide);
       }
     }
-#pragma unroll
-    for (int e = 0; e < piece; ++e) {
-#pragma unroll
-      for (int offset = ColumnGroups; offset < 32; offset *= 2) out[e] += __shfl_xor_sync(0xFFFFFFFFU, out[e], offset);
-      if (threadIdx.x % 32 < ColumnGroups) sums[threadIdx.x / 32][threadIdx.x % 32 * piece + e] = out[e];
-    }
+    sum_rows<ColumnGroups>(out, sums);
     __syncthreads();
     const int c = first_column + static_cast<int>(threadIdx.x);
     if (threadIdx.x < width && c < call.dims.dhv) {
@@ -121,7 +116,7 @@ __global__ void __launch_bounds__(step_threads)
   }
 }
 
-// A warp for each row of C, and the first block of a state for its n and m. `parts` blocks share a state.
+// A warp has a row of C at a time; the first CTA of a state has its n and m. `parts` CTAs share a state.
 template <class Real>
 __global__ void start_states_kernel(StepCall<Real> step, int parts) {
   const Call<Real>& call = step.call;
@@ -149,9 +144,9 @@ __global__ void start_states_kernel(StepCall<Real> step, int parts) {
 template <class Real>
 void launch_start_states(const StepCall<Real>& step, cudaStream_t stream) {
   const int parts = step.C.data == nullptr ? 1 : (step.call.dims.dqk + start_rows - 1) / start_rows;
-  const std::int64_t blocks = step.call.dims.sequences * step.call.dims.heads * parts;
-  if (blocks == 0) return;
-  launch_blocks("start_states", start_states_kernel<Real>, blocks, step_threads, 0, stream, step, parts);
+  const std::int64_t ctas = step.call.dims.sequences * step.call.dims.heads * parts;
+  if (ctas == 0) return;
+  launch_blocks("start_states", start_states_kernel<Real>, ctas, step_threads, 0, stream, step, parts);
 }
 template void launch_start_states(const StepCall<float>&, cudaStream_t);
 template void launch_start_states(const StepCall<double>&, cudaStream_t);
@@ -164,16 +159,13 @@ void launch_step(const StepCall<typename Config<T>::Real>& step, int columns, cu
   if (units == 0) return;
   const bool wide = state_is_wide(step);
   const int tiles = (call.dims.dhv + columns - 1) / columns;
-  launch_blocks("step_scalars", step_scalars_kernel<T>, units, block_threads, 0, stream, step);
+  launch_blocks("step_scalars", step_scalars_kernel<T>, units, scalars_threads, 0, stream, step);
   launch_blocks("step_state", columns == 32 ? step_state_kernel<T, 8> : step_state_kernel<T, 32>, units * tiles,
                 step_threads, 0, stream, step, tiles, wide);
 }
 
 #define TFLA_INSTANTIATE(T) template void launch_step<T>(const StepCall<typename Config<T>::Real>&, int, cudaStream_t)
-TFLA_INSTANTIATE(__nv_bfloat16);
-TFLA_INSTANTIATE(__half);
-TFLA_INSTANTIATE(float);
-TFLA_INSTANTIATE(double);
+TFLA_FOR_EACH_TYPE(TFLA_INSTANTIATE);
 #undef TFLA_INSTANTIATE
 
 }  // namespace tfla::cuda

@@ -32,7 +32,7 @@ struct Row {
   // Whether the row has a state. The host cannot see slots: any that does not exist is padding.
   [[nodiscard]] __device__ bool has_state(const StepCall<Real>& step) const { return slot >= 0 && slot < step.states; }
 
-  // Zeros into the columns [first, first + count) of h of a row that has none, by all threads of a block.
+  // Writes zeros into columns [first, first + count) of h of a row that has no state, by all threads of the CTA.
   template <class T>
   __device__ void clear_outputs(const Call<Real>& call, int head, int first, int count) const {
     for (int t = 0; t < length; ++t)
@@ -40,7 +40,7 @@ struct Row {
   }
 };
 
-// exp(x) - 1. Of small x in float32 a series will do; with expm1 a step of few states took 0.05 us longer (H200).
+// exp(x) - 1 of small x. A series will do in float32: with expm1 a step of few states took 0.05 us longer (H200).
 __device__ __forceinline__ double less_one(double x) { return expm1(x); }
 __device__ __forceinline__ float less_one(float x) {
   float series = 1.0F / 720;
@@ -51,7 +51,7 @@ __device__ __forceinline__ float less_one(float x) {
   return fmaf(series * x, x, x);
 }
 
-// Of its logarithm, in the arithmetic of that.
+// A decay from its logarithm, in the arithmetic of that.
 template <class Real, class Log>
 __device__ __forceinline__ Decay<Real> decay_of(Log log) {
   const bool near_one = fabs(log) <= static_cast<Log>(Decay<Real>::near_one);
@@ -109,6 +109,22 @@ struct Piece {
     }
   }
 };
+
+// Sums a thread's columns over the rows of C inside its warp, and leaves one sum per warp in `sums`. ColumnGroups
+// threads share a row, and neighbours have neighbouring columns.
+template <int ColumnGroups, class Real, int Width>
+__device__ __forceinline__ void sum_rows(Real (&out)[Piece<Real>::size],
+                                         Real (&sums)[step_threads / warp_size][Width]) {
+  static_assert(ColumnGroups <= warp_size && Width == ColumnGroups * Piece<Real>::size);
+#pragma unroll
+  for (int e = 0; e < Piece<Real>::size; ++e) {
+#pragma unroll
+    for (int offset = ColumnGroups; offset < warp_size; offset *= 2)
+      out[e] += __shfl_xor_sync(0xFFFFFFFFU, out[e], offset);
+    if (threadIdx.x % warp_size < ColumnGroups)
+      sums[threadIdx.x / warp_size][threadIdx.x % ColumnGroups * Piece<Real>::size + e] = out[e];
+  }
+}
 
 // Whether C can be moved in pieces of 16 bytes.
 template <class Real>

@@ -435,7 +435,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
   // Gates are at most one, so qbar falls, to decay in the end; only those given as logarithms may be larger.
   __device__ __forceinline__ bool are_in_range(int warpgroup, float decay, const float (&qbar)[2],
                                                const float (&weights)[16]) const {
-    if (!call.rules.log_space) return decay >= least_unit;
+    if (!call.rules.may_exceed_one) return decay >= least_unit;
     bool all = is_unit(decay) && is_unit(qbar[0]) && is_unit(qbar[1]);
 #pragma unroll
     for (const float weight : weights) all = all && weight <= 0x1p64F;

@@ -1,29 +1,15 @@
-// di and df from the sums over rows of dQ and dK.
+// Stage `grad_gates`: di and df from q.dq and k.dk of every token.
+#include "cuda/gates/cta.cuh"
 #include "cuda/launch.h"
-#include "cuda/portable/gate_block.cuh"
 
 namespace tfla::cuda {
 
 namespace {
 
-using namespace gate_block;
+using namespace gates;
 
 template <class T>
 using RealOf = typename Config<T>::Real;
-
-// In the arithmetic of the call, not in double.
-template <class Real>
-__device__ Real sigmoid(Real x) {
-  return x >= 0 ? 1 / (1 + exp(-x)) : exp(x) / (1 + exp(x));
-}
-
-// Derivative of log sigmoid(cap(x)), or of cap(x) alone, by the raw gate x.
-template <class Real>
-__device__ Real gate_slope(const Call<Real>& call, bool log_sigmoid, Real x) {
-  const auto cap = static_cast<Real>(call.rules.cap);
-  const Real t = call.rules.capped ? tanh(x / cap) : Real{0};
-  return (1 - t * t) * (log_sigmoid ? sigmoid(-(call.rules.capped ? cap * t : x)) : Real{1});
-}
 
 // Vectors of one chunk and head, which come in parts that add up.
 template <class Real>
@@ -31,7 +17,7 @@ struct Sums {
   std::int64_t at, part_size;
   int parts, length;
 
-  // Of neighbouring tokens; zero beyond the chunk.
+  // The sums of a lane's tokens; zero beyond the chunk.
   template <int Terms>
   __device__ __forceinline__ void gather(const Real* sums, int t, double (&to)[lane_tokens]) const {
     const bool whole = t + lane_tokens <= length && at % lane_tokens == 0 && part_size % lane_tokens == 0;
@@ -62,27 +48,28 @@ struct Sums {
   }
 };
 
-// The raw gate of a thread's tokens times the gradient of its logarithm, which lies in `from`.
+// Writes the gradient of the raw gate of a thread's tokens. `from` holds that of its logarithm.
 template <class Real>
 __device__ __forceinline__ void write_gradient(const Call<Real>& call, const Chunk& chunk, int start, int first_head,
-                                               const Strided& gate, const Strided& gradient, GateType type,
-                                               bool log_sigmoid, const Slab<Real>& from) {
+                                               const Strided& gate, const Strided& gradient, GateType type, GateLog log,
+                                               const Slab<Real>& from) {
   const ByTokens mine;
   if (first_head + mine.head >= call.dims.heads) return;
+  const auto cap = static_cast<Real>(call.rules.cap);
   const auto token = [&](int x) { return start + mine.place + x * ByTokens::step; };
   const auto at = [&](const Strided& rows, int x) {
     return gate_at(rows, chunk.batch, chunk.token + token(x), first_head + mine.head);
   };
   with_gate(gate, type, [&](auto* data) {
     using Gate = std::remove_reference_t<decltype(*data)>;
-    Gate raw[ByTokens::rounds];  // all loads go out before the first is waited for
+    Gate raw[ByTokens::rounds];  // all loads are in flight before the first is waited for
 #pragma unroll
     for (int x = 0; x < ByTokens::rounds; ++x)
       if (token(x) < chunk.length) raw[x] = data[at(gate, x)];
 #pragma unroll
     for (int x = 0; x < ByTokens::rounds; ++x) {
       if (token(x) >= chunk.length) continue;
-      const Real slope = gate_slope(call, log_sigmoid, gate_as<Real>(raw[x]));
+      const Real slope = raw_gate_slope(log, call.rules.capped, cap, gate_as<Real>(raw[x]));
       const Real value = from.of[mine.head][mine.place + x * ByTokens::step] * slope;
       Gate& to = static_cast<Gate*>(gradient.data)[at(gradient, x)];
       if constexpr (is_16_bit<Gate>)
@@ -93,18 +80,63 @@ __device__ __forceinline__ void write_gradient(const Call<Real>& call, const Chu
   });
 }
 
-// dlogf_t = sum_{s >= t, same chunk} (row_s - column_s) + <C, dC> at the end of the chunk; dlogi = column.
+// <C, dC> at the end of a chunk.
 //
 // A chunk says what <C, dC> is at its end: `through`, of C at its start, and what it adds itself, the sum of `outflow`.
-// So does the chunk before it, less the row - column of this one, and the chunk after it, with its own row - column.
-// C and dC are rounded in each chunk anew, so a mean of the three is closer where nothing is forgotten; where much is,
-// the roundings of outflow cancel in row - column of the own chunk alone. Hence the weights: what is kept of the state
-// in between. Without a gradient of the last state the last chunk is taken at its word, which is zero.
+// So does the previous chunk, less the row - column of this one, and the next chunk, with its own row - column. C and
+// dC are rounded in each chunk anew, so a mean of the three is closer where nothing is forgotten; where much is, the
+// roundings of outflow cancel in row - column of the own chunk alone. Hence the weights: what is kept of the state in
+// between. Without a gradient of the last state the last chunk is taken at its word, which is zero.
 //
-// A block has some heads of a chunk, and works from its last token to the first. Terms: Config::sum_terms.
+// A warp works on one head; each lane has a part of the sums.
+template <class Real, int Terms>
+struct ChunkEnd {
+  const Call<Real>& call;
+  int head, lane, parts, through_parts;
+
+  __device__ __forceinline__ Sums<Real> sums_of(const Chunk& of) const {
+    return {call.dims.vector(of, head), call.dims.heads * call.dims.all_tokens(), parts, of.length};
+  }
+  // This lane's part of what a chunk says, and of its row - column.
+  __device__ __forceinline__ double said(std::int64_t number, const Sums<Real>& of) const {
+    double sum = 0;
+    const double* through = call.sums.through + (number * call.dims.heads + head) * through_parts;
+    for (int part = lane; part < through_parts; part += warp_size) sum += through[part];
+    for (int t = lane * lane_tokens; t < of.length; t += slab_tokens) sum += of.template total<1>(call.sums.outflow, t);
+    return sum;
+  }
+  __device__ __forceinline__ double change(const Sums<Real>& of) const {
+    double sum = 0;
+    for (int t = lane * lane_tokens; t < of.length; t += slab_tokens)
+      sum += of.template total<Terms>(call.sums.rows, t) - of.template total<Terms>(call.sums.columns, t);
+    return sum;
+  }
+  __device__ __forceinline__ double product(std::int64_t number, const Chunk& chunk, const Sums<Real>& sums) const {
+    double ending = said(number, sums), weights = 1;
+    const Chunk next = number + 1 < call.dims.chunk_count ? call.packing.chunks[number + 1] : Chunk{};
+    const bool has_next = next.length > 0 && next.first == chunk.first;
+    if (has_next) {
+      const Sums<Real> of = sums_of(next);
+      const double weight = call.gates.gbar[(number + 1) * call.dims.heads + head];
+      ending += weight * (said(number + 1, of) + change(of));
+      weights += weight;
+    }
+    if (number > chunk.first && (has_next || call.carried.dC_last.data != nullptr)) {
+      const double weight = call.gates.gbar[number * call.dims.heads + head];
+      ending += weight * (said(number - 1, sums_of(call.packing.chunks[number - 1])) - change(sums));
+      weights += weight;
+    }
+#pragma unroll
+    for (int offset = warp_size / 2; offset > 0; offset /= 2) ending += __shfl_xor_sync(0xFFFFFFFFU, ending, offset);
+    return ending / weights;
+  }
+};
+
+// dlogf_t = sum_{s >= t, same chunk} (row_s - column_s) + <C, dC> at the end of the chunk; dlogi = column.
+// A CTA has some heads of a chunk, and works from its last token to the first. Terms: Config::sum_terms.
 template <class Real, int Terms>
 __global__ void __launch_bounds__(threads, sizeof(Real) == 8 ? 2 : 3)
-    gate_gradients_kernel(Call<Real> call, int parts, int through_parts) {
+    grad_gates_kernel(Call<Real> call, int parts, int through_parts) {
   __shared__ Slab<Real> dlogi, dlogf;
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
@@ -113,44 +145,11 @@ __global__ void __launch_bounds__(threads, sizeof(Real) == 8 ? 2 : 3)
   if (chunk.length == 0) return;
   const int first_head = static_cast<int>(blockIdx.x % head_groups(call)) * heads;
   const int warp = static_cast<int>(threadIdx.x) / warp_size, lane = static_cast<int>(threadIdx.x) % warp_size;
-  const int head =
-      min(first_head + warp, call.dims.heads - 1);  // those beyond do what the last one does, and nobody looks
-  const auto sums_of = [&](const Chunk& of) {
-    return Sums<Real>{call.dims.vector(of, head), call.dims.heads * call.dims.all_tokens(), parts, of.length};
-  };
-  const Sums<Real> sums = sums_of(chunk);
-
-  // This lane's part of what a chunk says, and of its row - column.
-  const auto said = [&](std::int64_t which, const Sums<Real>& of) {
-    double sum = 0;
-    const double* through = call.sums.through + (which * call.dims.heads + head) * through_parts;
-    for (int part = lane; part < through_parts; part += warp_size) sum += through[part];
-    for (int t = lane * lane_tokens; t < of.length; t += slab_tokens) sum += of.template total<1>(call.sums.outflow, t);
-    return sum;
-  };
-  const auto change = [&](const Sums<Real>& of) {
-    double sum = 0;
-    for (int t = lane * lane_tokens; t < of.length; t += slab_tokens)
-      sum += of.template total<Terms>(call.sums.rows, t) - of.template total<Terms>(call.sums.columns, t);
-    return sum;
-  };
-  double ending = said(number, sums), weights = 1;
-  const Chunk next = number + 1 < call.dims.chunk_count ? call.packing.chunks[number + 1] : Chunk{};
-  const bool has_next = next.length > 0 && next.first == chunk.first;
-  if (has_next) {
-    const Sums<Real> of = sums_of(next);
-    const double weight = call.gates.gbar[(number + 1) * call.dims.heads + head];
-    ending += weight * (said(number + 1, of) + change(of));
-    weights += weight;
-  }
-  if (number > chunk.first && (has_next || call.carried.dC_last.data != nullptr)) {
-    const double weight = call.gates.gbar[number * call.dims.heads + head];
-    ending += weight * (said(number - 1, sums_of(call.packing.chunks[number - 1])) - change(sums));
-    weights += weight;
-  }
-#pragma unroll
-  for (int offset = warp_size / 2; offset > 0; offset /= 2) ending += __shfl_xor_sync(0xFFFFFFFFU, ending, offset);
-  ending /= weights;
+  // Warps beyond the last head do what its warp does, and nothing of it is written.
+  const int head = min(first_head + warp, call.dims.heads - 1);
+  const ChunkEnd<Real, Terms> end{call, head, lane, parts, through_parts};
+  const Sums<Real> sums = end.sums_of(chunk);
+  const double ending = end.product(number, chunk, sums);
 
   // Walking backwards, `later` holds the sum of row - column over the tokens after the slab.
   double later = 0;
@@ -179,10 +178,10 @@ __global__ void __launch_bounds__(threads, sizeof(Real) == 8 ? 2 : 3)
     later += __shfl_sync(0xFFFFFFFFU, all, 0);
     __syncthreads();
     write_gradient(call, chunk, start, first_head, call.tensors.i, call.tensors.di, call.rules.i_type,
-                   !call.rules.log_space && !call.rules.exponential, dlogi);
+                   call.rules.family.input, dlogi);
     write_gradient(call, chunk, start, first_head, call.tensors.f, call.tensors.df, call.rules.f_type,
-                   !call.rules.log_space, dlogf);
-    __syncthreads();  // before the slab before this one is written
+                   call.rules.family.forget, dlogf);
+    __syncthreads();  // nobody reads the slabs any more
   }
 }
 
@@ -192,14 +191,13 @@ template <class T>
 void launch_grad_gates(const Call<RealOf<T>>& call, cudaStream_t stream) {
   if (call.dims.chunk_count == 0) return;
   const int dqk_tiles = (call.dims.dqk + Config<T>::width - 1) / Config<T>::width;
-  launch_chained("gate_gradients", gate_gradients_kernel<RealOf<T>, Config<T>::sum_terms>,
+  launch_chained("grad_gates", grad_gates_kernel<RealOf<T>, Config<T>::sum_terms>,
                  call.dims.chunk_count * head_groups(call), threads, 0, stream, call, dqk_tiles,
                  call.sums.through_parts);
 }
 
-template void launch_grad_gates<__nv_bfloat16>(const Call<float>&, cudaStream_t);
-template void launch_grad_gates<__half>(const Call<float>&, cudaStream_t);
-template void launch_grad_gates<float>(const Call<float>&, cudaStream_t);
-template void launch_grad_gates<double>(const Call<double>&, cudaStream_t);
+#define TFLA_INSTANTIATE(T) template void launch_grad_gates<T>(const Call<typename Config<T>::Real>&, cudaStream_t)
+TFLA_FOR_EACH_TYPE(TFLA_INSTANTIATE);
+#undef TFLA_INSTANTIATE
 
 }  // namespace tfla::cuda

@@ -1,0 +1,154 @@
+// Stage `gates`: the chunk table and what each chunk does to the max state, the scan over chunks, and the vectors that
+// every matrix kernel reads. In one kernel or in three.
+#include "cuda/gates/cluster.cuh"
+#include "cuda/gates/packed_list.cuh"
+#include "cuda/launch.h"
+
+namespace tfla::cuda {
+
+namespace gates {
+
+namespace {
+
+// The chunk table, b and top of every chunk and head, the list of segments of packed sequences (Lists), and zeros for
+// tokens that are in no sequence.
+template <class Real, class Work, int Chunks, bool Long, bool Lists>
+__global__ void __launch_bounds__(threads, resident_ctas<Work, Long>) chunk_totals_kernel(Call<Real> call) {
+  using Scan = ChunkScan<Real, Work, Chunks>;
+  __shared__ typename Scan::Shared shared;
+  arch::after_previous_kernel();
+  arch::let_next_kernel_start();
+  Scan scan(call, shared, [&](std::int64_t number) { return chunk_at(call, number); });
+  const MaxMap total = scan.template run<Long>([](int, const LaneScan&) {});
+  if (scan.first_head == 0 && scan.warp < Chunks) {
+    const std::int64_t number = scan.first_number + scan.warp;
+    if (scan.lane == 0 && number < call.dims.chunk_count) call.packing.chunks[number] = shared.chunks[scan.warp];
+    if (Lists && number < call.dims.sequences) list_segments(call, static_cast<int>(number));
+  }
+  if (call.packing.cu_seqlens != nullptr) clear_padding(call, blockIdx.x, gridDim.x);
+  if (!scan.leads() || !scan.inside) return;
+  call.gates.b_last[scan.unit] = total.b;
+  call.gates.m_end[scan.unit] = total.top;  // until sequence_scan puts m there
+}
+
+constexpr int scan_threads = 512;
+
+// The max state at every chunk start: a CTA per sequence and head, a thread per chunk at a time.
+template <class Real>
+__global__ void __launch_bounds__(scan_threads) sequence_scan_kernel(Call<Real> call) {
+  __shared__ MaxMap warp_maps[scan_threads / warp_size];
+  __shared__ double ends[scan_threads];
+  arch::after_previous_kernel();
+  arch::let_next_kernel_start();
+  const std::int64_t sequence = blockIdx.x / call.dims.heads;
+  const int head = static_cast<int>(blockIdx.x % call.dims.heads);
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / warp_size;
+  const std::int64_t start = sequence_start(call, sequence);
+  const int count = chunks_of(call, max(sequence_start(call, sequence + 1) - start, static_cast<std::int64_t>(0)));
+  const std::int64_t first = first_chunk(call, sequence);
+  double m = 0;
+  if (call.carried.m0.data != nullptr) {
+    const std::int64_t at = sequence * call.carried.m0.sequence + head * call.carried.m0.head;
+    m = finite_max_state(static_cast<const Real*>(call.carried.m0.data)[at]);
+  }
+  for (int base = 0; base < count; base += scan_threads) {
+    const int x = base + thread;
+    const std::int64_t unit = (first + x) * call.dims.heads + head;
+    MaxMap own, map;
+    if (x < count) map = own = {call.gates.b_last[unit], call.gates.m_end[unit]};
+#pragma unroll
+    for (int offset = 1; offset < warp_size; offset *= 2) {
+      const MaxMap before = map.lane_before(offset);
+      if (thread % warp_size >= offset) map = map.after(before);
+    }
+    if (thread % warp_size == warp_size - 1) warp_maps[warp] = map;
+    __syncthreads();
+    for (int w = warp - 1; w >= 0; --w) map = map.after(warp_maps[w]);
+    const double end = max_state(call, m, map);  // m after chunk x
+    ends[thread] = end;
+    __syncthreads();
+    if (x < count) {
+      const double begin = thread == 0 ? m : ends[thread - 1];
+      call.gates.m_start[unit] = begin;
+      call.gates.m_end[unit] = end;
+      call.gates.gbar[unit] = static_cast<Real>(exp(own.b + begin - end));
+    }
+    m = ends[min(scan_threads, count - base) - 1];
+    __syncthreads();  // before the next round writes there
+  }
+  if (thread == 0 && call.carried.m_last.data != nullptr) {
+    const std::int64_t at = sequence * call.carried.m_last.sequence + head * call.carried.m_last.head;
+    static_cast<Real*>(call.carried.m_last.data)[at] = static_cast<Real>(m);
+  }
+}
+
+// The vectors that matrix kernels read. The scan inside the chunk is done again: keeping it would take 24 bytes of
+// scratch per token and head.
+template <class Real, class Work, int Chunks, bool Long, bool Blocks>
+__global__ void __launch_bounds__(threads, resident_ctas<Work, Long, Blocks>) gate_vectors_kernel(Call<Real> call) {
+  using Scan = ChunkScan<Real, Work, Chunks>;
+  __shared__ typename Scan::Shared shared;
+  arch::after_previous_kernel();
+  arch::let_next_kernel_start();
+  Scan scan(call, shared, [&](std::int64_t number) { return call.packing.chunks[number]; });
+  ChunkEnds ends{};
+  if (scan.inside) ends = {call.gates.m_start[scan.unit], call.gates.m_end[scan.unit], call.gates.b_last[scan.unit]};
+  const std::int64_t at = call.dims.vector(scan.chunk(), scan.head);
+  const int tokens = scan.inside ? scan.chunk().length : 0;
+  scan.template run<Long>([&](int t, const LaneScan& own) {
+    write_vectors(call, at + t, tokens - t, ends, own);
+    if constexpr (Blocks) {
+      if (scan.inside) write_block_vectors(scan, scan.chunk(), at + t, t, ends, own);
+    }
+  });
+}
+
+template <class Work, int Chunks, bool Long, bool Blocks, class Real>
+void launch_gates_in(const Call<Real>& call, cudaStream_t stream) {
+  const auto ctas_of = [](std::int64_t chunks) { return (chunks + Chunks - 1) / Chunks; };
+  if constexpr (!Long) {
+    if (runs_sm90_code() && call.packing.cu_seqlens == nullptr && call.dims.tokens > 0 &&
+        call.dims.chunks_per_row <= most_cluster_chunks<Chunks>) {
+      const auto cluster = static_cast<unsigned>(ctas_of(call.dims.chunks_per_row));
+      return launch_clusters("gates", gates_kernel<Real, Work, Chunks, Blocks>, cluster,
+                             call.dims.batch * head_groups(call) * cluster, threads, 0, stream, call, cluster);
+    }
+  }
+  const std::int64_t ctas = ctas_of(call.dims.chunk_count) * head_groups(call);
+  auto chunk_totals = chunk_totals_kernel<Real, Work, Chunks, Long, false>;
+  if constexpr (std::is_same_v<Work, float> && !Long) {  // Hopper's kernels take 16-bit tensors, in short chunks
+    if (call.packing.segments != nullptr && call.packing.cu_seqlens != nullptr)
+      chunk_totals = chunk_totals_kernel<Real, Work, Chunks, Long, true>;
+  }
+  launch_chained("chunk_totals", chunk_totals, ctas, threads, 0, stream, call);
+  launch_chained("sequence_scan", sequence_scan_kernel<Real>, call.dims.sequences * call.dims.heads, scan_threads, 0,
+                 stream, call);
+  launch_chained("gate_vectors", gate_vectors_kernel<Real, Work, Chunks, Long, Blocks>, ctas, threads, 0, stream, call);
+}
+
+// Two chunks to a CTA are for 16-bit tensors alone, whose calls are the fastest.
+template <class Work, class Real>
+void launch_gates_as(const Call<Real>& call, cudaStream_t stream) {
+  if (call.dims.L > slab_tokens) return launch_gates_in<Work, 1, true, false>(call, stream);
+  if constexpr (std::is_same_v<Work, float>) {
+    if (2 * call.dims.L <= slab_tokens) return launch_gates_in<Work, 2, false, false>(call, stream);
+    if (call.gates.block_u != nullptr) return launch_gates_in<Work, 1, false, true>(call, stream);
+  }
+  launch_gates_in<Work, 1, false, false>(call, stream);
+}
+
+}  // namespace
+
+}  // namespace gates
+
+template <class Real>
+void launch_gates(const Call<Real>& call, cudaStream_t stream) {
+  if (call.dims.chunk_count == 0) return;
+  if (!call.rules.tensors_16_bit) return gates::launch_gates_as<double>(call, stream);
+  if constexpr (std::is_same_v<Real, float>) gates::launch_gates_as<float>(call, stream);
+}
+
+template void launch_gates(const Call<float>&, cudaStream_t);
+template void launch_gates(const Call<double>&, cudaStream_t);
+
+}  // namespace tfla::cuda
