@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 import tfla
-from tfla import _torch_library as library
+from tfla._torch import operators as library
 
 BUILD = Path(__file__).parents[1] / "build" / "bindings"
 NAMES = "q k v i f h dq dk dv di df C n m scratch".split()
@@ -158,8 +158,8 @@ class Bench:
         dh = self.tensors["h"]
 
         def train() -> object:
-            h, rows = library.forward_with_rows_alone._op(*self.inputs)
-            return library.backward_alone._op(dh, rows, *self.inputs)
+            h, denominators = library.forward_with_denominators_alone._op(*self.inputs)
+            return library.backward_alone._op(dh, denominators, *self.inputs)
 
         return self.python(train, grad=False)
 
@@ -228,7 +228,7 @@ class Bench:
         dh = self.tensors["h"]
         operators = {
             "forward, no gradient": lambda: library.forward_alone._op(*self.inputs),
-            "forward": lambda: library.forward_with_rows_alone._op(*self.inputs),
+            "forward": lambda: library.forward_with_denominators_alone._op(*self.inputs),
             "backward": lambda: library.backward_alone._op(dh, None, *self.inputs),
             "step": lambda: library.step_alone._op(*self.inputs, *self.state),
         }
