@@ -4,11 +4,12 @@ the growth of the CPU's times is judged."""
 import json
 import os
 import sys
-from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+from repository import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 
 import chunk_sizes  # noqa: E402  from the folder above
