@@ -8,6 +8,10 @@ extern "C" {
 
 __attribute__((visibility("default"))) const char* tfla_version() { return tfla::version(); }
 
+__attribute__((visibility("default"))) std::int64_t tfla_scratch_alignment() {
+  return static_cast<std::int64_t>(tfla::scratch_alignment);
+}
+
 // The plan of a call in words; or, with a result other than 0, why there is none. The text lives until the next call.
 __attribute__((visibility("default"))) int tfla_describe(int operation, int device, int dtype,
                                                          const std::int64_t* shape, const char** text) {

@@ -1,7 +1,8 @@
 // A call as JAX lays it out, for the handlers (jax.cc) and the check at the time of tracing (jax_check.cc).
 //
-// Options travel in two arrays, `flags` and `numbers`, in the order of the enumerations below (python/tfla/jax/_ffi.py
-// writes them). Optional tensors are left out of the list of arguments; a flag says which are there.
+// Options travel in two arrays, `flags` and `numbers`, in the order of the two lists below. python/tfla/jax/_ffi.py
+// writes them in the order in which it finds their names in the library. Optional tensors are left out of the list of
+// arguments; a flag says which are there.
 #pragma once
 
 #include <array>
@@ -19,21 +20,16 @@
 
 namespace tfla::jax {
 
-enum Flag : std::size_t {
-  gate,
-  normalizer,
-  exact_normalizer_grad,
-  chunk_size,
-  head_first,
-  has_state,  // C, n, m after f
-  has_index,  // cu_seqlens, or slots, comes last
-  has_C,      // forward: the last state is wanted; backward: dC of the last state is given
-  has_n,      // backward: dn of the last state is given
-  has_qk_scale,
-  has_soft_cap,
-  flag_count
-};
-enum Number : std::size_t { eps, qk_scale, soft_cap, number_count };
+// An enumeration, and its names in their order.
+#define TFLA_NAMED(Enumeration, names, count, ...)       \
+  enum Enumeration : std::size_t { __VA_ARGS__, count }; \
+  inline constexpr const char* names = #__VA_ARGS__
+// has_state: C, n, m after f. has_index: cu_seqlens, or slots, comes last. has_C: of forward, the last state is wanted;
+// of backward, dC of the last state is given. has_n: of backward, dn of the last state is given.
+TFLA_NAMED(Flag, flag_names, flag_count, gate, normalizer, head_first, exact_normalizer_grad, chunk_size, has_state,
+           has_index, has_C, has_n, has_qk_scale, has_soft_cap);
+TFLA_NAMED(Number, number_names, number_count, eps, qk_scale, soft_cap);
+#undef TFLA_NAMED
 
 struct Settings {
   std::span<const std::int64_t, flag_count> flags;

@@ -71,6 +71,9 @@ void check(Operation operation, std::span<const TracedTensor> tensors, const Set
 }  // namespace
 }  // namespace tfla::jax
 
+TFLA_EXPORT const char* tfla_jax_flag_names() { return tfla::jax::flag_names; }
+TFLA_EXPORT const char* tfla_jax_number_names() { return tfla::jax::number_names; }
+
 // Null where the call is fine, else what is wrong with it, in memory that lasts until this thread's next check.
 TFLA_EXPORT const char* tfla_jax_check(std::int32_t operation, const tfla::jax::TracedTensor* tensors,
                                        std::int64_t count, const std::int64_t* flags, const double* numbers) {

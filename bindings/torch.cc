@@ -7,12 +7,14 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <array>
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "tfla/tfla.h"
@@ -148,14 +150,14 @@ void give(StableIValue* stack, Tensors... results) {
   ((*stack++ = torch::stable::detail::from<AtenTensorHandle>(results.release())), ...);
 }
 
-// Gradients arrive in any strides; tfla reads rows.
-Owned with_rows(Owned tensor) {
+// Gradients arrive in any strides; tfla takes any but of the last axis.
+Owned with_contiguous_last_axis(Owned tensor) {
   if (!tensor) return tensor;
   const std::int64_t rank = TensorRef(tensor).rank();
   if (rank == 0 || TensorRef(tensor).strides()[rank - 1] == 1) return tensor;
-  const Tensor rows = torch::stable::contiguous(Tensor(tensor.release()));
+  const Tensor contiguous = torch::stable::contiguous(Tensor(tensor.release()));
   AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(rows.get(), &handle));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(contiguous.get(), &handle));
   return Owned(handle);
 }
 
@@ -228,9 +230,9 @@ void mlstm(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*output
   give(stack, std::move(h));
 }
 
-// The same with what backward would compute again: h, rows.
+// The same with what backward would compute again: h, denominators.
 template <Form Which>
-void mlstm_with_rows(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*outputs*/) {
+void mlstm_with_denominators(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*outputs*/) {
   Arguments given(stack);
   Sequence s = take_sequence(given, Which);
   s.options.keep = tfla::Keep::denominators;
@@ -238,10 +240,10 @@ void mlstm_with_rows(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_
   Owned h = place.empty_like("v", s.v);
   auto args = forward_args(Views(place, s.head_first), s, h);
   const tfla::Plan plan = plan_of(tfla::Operation::forward, args, place);
-  Owned rows = place.empty(codes().bytes, {static_cast<std::int64_t>(plan.saved_bytes)});
-  args.saved = {static_cast<std::byte*>(TensorRef(rows).mutable_data()), plan.saved_bytes};
+  Owned denominators = place.empty(codes().bytes, {static_cast<std::int64_t>(plan.saved_bytes)});
+  args.saved = {static_cast<std::byte*>(TensorRef(denominators).mutable_data()), plan.saved_bytes};
   run<tfla::MlstmForward>(plan, args, place, tfla::forward);
-  give(stack, std::move(h), std::move(rows));
+  give(stack, std::move(h), std::move(denominators));
 }
 
 // The same with the last state: h, C, n, m.
@@ -271,8 +273,8 @@ tfla::Formulation differentiable(tfla::Formulation formulation) {
   return formulation == tfla::Formulation::recurrent ? tfla::Formulation::chunkwise : formulation;
 }
 
-// dh, dC, dn, rows, then what forward takes; without what follows its tensors, dC and dn there is no gradient of a
-// state. rows: as mlstm_with_rows left them, or none.
+// dh, dC, dn, denominators, then what forward takes; without what follows its tensors, dC and dn there is no gradient
+// of a state. denominators: as mlstm_with_denominators left them, or none.
 template <Form Which>
 void mlstm_backward(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*outputs*/) {
   Arguments given(stack);
@@ -281,9 +283,9 @@ void mlstm_backward(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t
     dC = given.maybe_tensor();
     dn = given.maybe_tensor();
   }
-  const Owned rows = given.maybe_tensor();
+  const Owned denominators = given.maybe_tensor();
   Sequence s = take_sequence(given, Which);
-  for (Owned* gradient : {&dh, &dC, &dn}) *gradient = with_rows(std::move(*gradient));
+  for (Owned* gradient : {&dh, &dC, &dn}) *gradient = with_contiguous_last_axis(std::move(*gradient));
   s.options.formulation = differentiable(s.options.formulation);
   const Place place(s.q);
   const Views views(place, s.head_first);
@@ -310,9 +312,9 @@ void mlstm_backward(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t
       .cu_seqlens = views.plain("cu_seqlens", s.cu_seqlens),
       .options = s.options,
   };
-  if (rows) {
-    const TensorRef kept = rows;
-    place.check("rows", kept);
+  if (denominators) {
+    const TensorRef kept = denominators;
+    place.check("denominators", kept);
     args.options.keep = tfla::Keep::denominators;
     args.saved = {static_cast<const std::byte*>(kept.data()), static_cast<std::size_t>(kept.count())};
   }
@@ -390,39 +392,63 @@ void mlstm_step(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*o
   give(stack, std::move(h));
 }
 
-}  // namespace
-
-// Defaults are here so that callers leave out what they do not change: every argument costs host time.
+// Schemas. Their defaults are those of MlstmOptions, so that callers leave out what they do not change: every argument
+// costs host time. python/tfla/_options.py has the same names, order and defaults, which a test compares.
 #define TFLA_INPUTS "Tensor q, Tensor k, Tensor v, Tensor i, Tensor f"
 #define TFLA_INITIAL ", Tensor? C=None, Tensor? n=None, Tensor? m=None, Tensor? cu_seqlens=None"
-#define TFLA_FAMILY \
-  ", int gate=0, int normalizer=0, bool head_first=False, float eps=1e-6, float? qk_scale=None, float? soft_cap=None"
 #define TFLA_STATE ", Tensor(a!) C, Tensor(b!) n, Tensor(c!) m"
-#define TFLA_TRAINING ", bool exact_normalizer_grad=False, int chunk_size=0, int formulation=0"
-#define TFLA_SEQUENCE "(" TFLA_INPUTS TFLA_INITIAL TFLA_FAMILY TFLA_TRAINING ")"
 
-STABLE_TORCH_LIBRARY(tfla, library) {
-  library.def("mlstm" TFLA_SEQUENCE " -> Tensor");
-  library.def("_mlstm(" TFLA_INPUTS ") -> Tensor");
-  library.def("mlstm_with_rows" TFLA_SEQUENCE " -> (Tensor, Tensor)");
-  library.def("_mlstm_with_rows(" TFLA_INPUTS ") -> (Tensor, Tensor)");
-  library.def("mlstm_with_state" TFLA_SEQUENCE " -> (Tensor, Tensor, Tensor, Tensor)");
-  library.def("mlstm_backward(Tensor dh, Tensor? dC, Tensor? dn, Tensor? rows, " TFLA_INPUTS TFLA_INITIAL TFLA_FAMILY
-                  TFLA_TRAINING ") -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-  library.def("_mlstm_backward(Tensor dh, Tensor? rows, " TFLA_INPUTS ") -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
-  library.def("mlstm_step(" TFLA_INPUTS TFLA_STATE ", Tensor? slots=None" TFLA_FAMILY ") -> Tensor");
-  library.def("_mlstm_step(" TFLA_INPUTS TFLA_STATE ") -> Tensor");
+template <class Value>
+std::string text(Value value) {
+  if constexpr (std::is_same_v<Value, bool>) {
+    return value ? "True" : "False";
+  } else {
+    std::array<char, 32> digits{};
+    return std::string(digits.data(), std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr);
+  }
 }
 
-#define TFLA_KERNELS(library)                                       \
-  (library).impl("mlstm", mlstm<Form::whole>);                      \
-  (library).impl("_mlstm", mlstm<Form::alone>);                     \
-  (library).impl("mlstm_with_rows", mlstm_with_rows<Form::whole>);  \
-  (library).impl("_mlstm_with_rows", mlstm_with_rows<Form::alone>); \
-  (library).impl("mlstm_with_state", mlstm_with_state);             \
-  (library).impl("mlstm_backward", mlstm_backward<Form::whole>);    \
-  (library).impl("_mlstm_backward", mlstm_backward<Form::alone>);   \
-  (library).impl("mlstm_step", mlstm_step<Form::whole>);            \
+// The options that sequences and steps have in common.
+std::string family() {
+  const tfla::MlstmOptions defaults;
+  return ", int gate=" + text(static_cast<int>(defaults.gate)) +
+         ", int normalizer=" + text(static_cast<int>(defaults.normalizer)) +
+         ", bool head_first=False, float eps=" + text(defaults.eps) + ", float? qk_scale=None, float? soft_cap=None";
+}
+
+std::string of_sequences() {
+  const tfla::MlstmOptions defaults;
+  return TFLA_INPUTS TFLA_INITIAL + family() + ", bool exact_normalizer_grad=" + text(defaults.exact_normalizer_grad) +
+         ", int chunk_size=" + text(defaults.chunk_size) +
+         ", int formulation=" + text(static_cast<int>(defaults.formulation)) + ")";
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY(tfla, library) {
+  const auto define = [&](const std::string& schema) { library.def(schema.c_str()); };
+  define("mlstm(" + of_sequences() + " -> Tensor");
+  define("_mlstm(" TFLA_INPUTS ") -> Tensor");
+  define("mlstm_with_denominators(" + of_sequences() + " -> (Tensor, Tensor)");
+  define("_mlstm_with_denominators(" TFLA_INPUTS ") -> (Tensor, Tensor)");
+  define("mlstm_with_state(" + of_sequences() + " -> (Tensor, Tensor, Tensor, Tensor)");
+  define("mlstm_backward(Tensor dh, Tensor? dC, Tensor? dn, Tensor? denominators, " + of_sequences() +
+         " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  define("_mlstm_backward(Tensor dh, Tensor? denominators, " TFLA_INPUTS
+         ") -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+  define("mlstm_step(" TFLA_INPUTS TFLA_STATE ", Tensor? slots=None" + family() + ") -> Tensor");
+  define("_mlstm_step(" TFLA_INPUTS TFLA_STATE ") -> Tensor");
+}
+
+#define TFLA_KERNELS(library)                                                       \
+  (library).impl("mlstm", mlstm<Form::whole>);                                      \
+  (library).impl("_mlstm", mlstm<Form::alone>);                                     \
+  (library).impl("mlstm_with_denominators", mlstm_with_denominators<Form::whole>);  \
+  (library).impl("_mlstm_with_denominators", mlstm_with_denominators<Form::alone>); \
+  (library).impl("mlstm_with_state", mlstm_with_state);                             \
+  (library).impl("mlstm_backward", mlstm_backward<Form::whole>);                    \
+  (library).impl("_mlstm_backward", mlstm_backward<Form::alone>);                   \
+  (library).impl("mlstm_step", mlstm_step<Form::whole>);                            \
   (library).impl("_mlstm_step", mlstm_step<Form::alone>)
 
 STABLE_TORCH_LIBRARY_IMPL(tfla, CPU, library) { TFLA_KERNELS(library); }

@@ -46,7 +46,7 @@ inline const Codes& codes() {
   return known;
 }
 
-// Torch had no memory to give: its own sentence, by which callers know what it is (python/tfla/_memory.py), or where it
+// Torch had no memory to give: its own sentence, by which callers know what it is (python/tfla/_torch/memory.py), or where it
 // does not hand that on, one that begins alike.
 inline void check_allocation(AOTITorchError status, bool cuda) {
   if (status == AOTI_TORCH_SUCCESS) return;

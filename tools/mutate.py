@@ -221,12 +221,18 @@ class PythonTests:
 
     def commands(self, tree: Path, tests: tuple[str, ...], jobs: int) -> list[Command]:
         folder = tree / "python" / "tests"
-        names = list(tests) or sorted(path.name for path in folder.glob("test_*.py"))
+        files = {path.name: path for path in folder.rglob("test_*.py")}
+        names = list(tests) or sorted(files)
         words = [str(tree / ".venv-python" / "bin" / "python"), "-m", "pytest", "-x", "-q", "-rfE", "--tb=no",
                  "-p", "no:cacheprovider", "--rootdir", str(folder), "-c", str(tree / "pyproject.toml")]  # fmt: skip
         environment = {"PYTHONPATH": str(tree / "python"), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         parts = [names[part::jobs] for part in range(min(jobs, len(names)))]
-        return [Command([*words, *(str(folder / name) for name in part)], environment, tree) for part in parts]
+
+        def found(name: str) -> str:
+            file, *inside = name.split("::", 1)
+            return "::".join([str(files[file]), *inside])
+
+        return [Command([*words, *map(found, part)], environment, tree) for part in parts]
 
     @staticmethod
     def killer(output: str) -> str:

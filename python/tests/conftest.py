@@ -1,5 +1,11 @@
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+
+# Tests import each other's helpers by their names, from whichever folder.
+sys.path += sorted(str(path) for path in Path(__file__).parent.iterdir() if path.is_dir() and path.name[0] not in "._")
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,11 +10,12 @@ from pathlib import Path
 
 def run_ranks(worker: str, *arguments: object, ranks: int, store: Path) -> None:
     """Starts `worker ARGUMENTS RANK RANKS STORE` for each rank and waits; what a failed one wrote is the message."""
-    program = Path(__file__).with_name(worker)
+    program = next(Path(__file__).parent.rglob(worker))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # what this process imports
     processes = [
         subprocess.Popen(
             [sys.executable, program, *map(str, arguments), str(rank), str(ranks), store],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
         )
         for rank in range(ranks)
     ]  # fmt: skip

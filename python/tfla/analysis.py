@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tfla import _native
+from tfla._options import CODES
 
 __all__ = [
     "Accelerator", "Model", "Polynomial", "accelerator", "accelerators", "best_chunk", "counts", "flop_optimal_chunk",
@@ -23,8 +24,8 @@ __all__ = [
 ]  # fmt: skip
 
 _PASSES = {"forward": 0, "backward": 1}
-_FORMULATIONS = {"chunkwise": 0, "parallel": 1, "recurrent": 2}
-_GATES = {"exp": 0, "sig": 1}
+_FORMULATIONS = CODES.formulation
+_GATES = {"exp": CODES.gate["exp"], "sig": CODES.gate["sigmoid"]}  # as the paper calls them
 
 
 @dataclass(frozen=True)

@@ -13,23 +13,23 @@ device up to rounding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 
-from tfla import _torch_library as library
-from tfla._options import CHUNKWISE, GATES, Gate, Layout, Normalizer, spacing
-from tfla.ops import InitialState, State, _autocast, _codes, _parts
+from tfla._gates import log_forget
+from tfla._options import CODES, DEFAULTS, GATE_FAMILIES, Gate, GateFamily, Layout, Normalizer, encode_all
+from tfla._torch import derivatives, fast_path, operators
+from tfla.ops import InitialState, State, _autocast, _parts
 
 __all__ = ["mlstm"]
 
 # torch 2.13 renamed it.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
-# The max state of nothing, for the exponential gate: so low that what an input gate brings is above it or nothing too.
+# The max state of nothing, where there is one: so low that what an input gate brings is above it or nothing too.
 _NOTHING = -1e3
 
 
@@ -42,16 +42,16 @@ def mlstm(
     f: Tensor,
     *,
     group: dist.ProcessGroup | None = None,
-    gate: Gate = "exp",
-    normalizer: Normalizer | None = None,
+    gate: Gate = DEFAULTS.gate,
+    normalizer: Normalizer | None = DEFAULTS.normalizer,
     initial_state: InitialState | None = None,
     output_final_state: bool = False,
-    chunk_size: int | None = None,
-    qk_scale: float | None = None,
-    eps: float = 1e-6,
-    soft_cap: float | None = None,
-    layout: Layout = "bthd",
-    exact_normalizer_grad: bool = False,
+    chunk_size: int | None = DEFAULTS.chunk_size,
+    qk_scale: float | None = DEFAULTS.qk_scale,
+    eps: float = DEFAULTS.eps,
+    soft_cap: float | None = DEFAULTS.soft_cap,
+    layout: Layout = DEFAULTS.layout,
+    exact_normalizer_grad: bool = DEFAULTS.exact_normalizer_grad,
 ) -> Tensor | tuple[Tensor, State]:
     """`tfla.mlstm` of a sequence whose tokens are spread over the ranks of `group`, in the order of ranks.
 
@@ -66,36 +66,45 @@ def mlstm(
         output_final_state: also return the state after the whole sequence, on every rank, without gradients.
         Everything else: as in `tfla.mlstm`.
     """
-    codes = _codes(gate, normalizer, layout)
+    given = (
+        gate, normalizer, layout, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size, DEFAULTS.formulation,
+    )  # fmt: skip
+    options = encode_all(given)
     q, k, v = _autocast(q, k, v)
     if initial_state is not None and dist.get_rank(group) != 0:
         raise ValueError("tfla: initial_state is given on another rank than the first; it precedes the whole sequence")
     C, n, m = _parts(initial_state)
-    chunk = spacing(chunk_size)
-    options = (*codes, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk, CHUNKWISE)
     if dist.get_world_size(group) == 1:
-        call = library.call_traced if torch.compiler.is_compiling() else library.call
-        h, *final = call(library.forward_with_state, (q, k, v, i, f, C, n, m, None, *options))
+        one = derivatives.call if torch.compiler.is_compiling() else fast_path.call
+        h, *final = one(operators.forward_with_state, (q, k, v, i, f, C, n, m, None, *options))
     else:
-        h, *final = _ContextParallel.apply(group, options, m, q, k, v, i, f, C, n)
+        call = _Call(GATE_FAMILIES[gate], CODES.layout[layout], soft_cap, options)
+        h, *final = _ContextParallel.apply(group, call, m, q, k, v, i, f, C, n)
     return (h, State(*final).detach()) if output_final_state else h
+
+
+class _Call(NamedTuple):
+    family: GateFamily
+    head_first: bool
+    soft_cap: float | None
+    options: tuple  # all of them, as operators take them
 
 
 class _ContextParallel(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, group: Any, options: tuple, m: Any, *inputs: Any) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, group: Any, call: _Call, m: Any, *inputs: Any) -> tuple[Tensor, ...]:
         *tokens, C, n = inputs
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         # The first stretch begins from the given state, so its own state is that of one device, and so is its h.
-        start = (C, n, m) if rank == 0 else _state_of_nothing(tokens, options)
-        h, *own = library.forward_with_state(*tokens, *start, None, *options)
-        everyone = _all_gather([*own, _log_decay(tokens[4], options)], group)
-        boundaries = _merge(everyone, exponential=options[0] == GATES["exp"])
+        start = (C, n, m) if rank == 0 else _state_of_nothing(tokens, call)
+        h, *own = operators.forward_with_state(*tokens, *start, None, *call.options)
+        everyone = _all_gather([*own, _log_decay(tokens[4], call)], group)
+        boundaries = _merge(everyone, has_max_state=call.family.has_max_state)
         if rank > 0:
             start = boundaries[rank - 1]
-            h = library.forward(*tokens, *start, None, *options)
+            h = operators.forward(*tokens, *start, None, *call.options)
         ctx.save_for_backward(*tokens, *start)
-        ctx.group, ctx.options, ctx.decays = group, options, _boundary_decays(everyone, boundaries)
+        ctx.group, ctx.call, ctx.decays = group, call, _boundary_decays(everyone, boundaries)
         ctx.mark_non_differentiable(*boundaries[ranks - 1])
         ctx.set_materialize_grads(False)
         return h, *boundaries[ranks - 1]
@@ -112,14 +121,14 @@ class _ContextParallel(torch.autograd.Function):
             dh = torch.zeros_like(tokens[2], memory_format=torch.contiguous_format)
 
         def gradients(dC: Tensor | None, dn: Tensor | None) -> tuple[Tensor, ...]:
-            return library.backward(dh, dC, dn, None, *tokens, C, n, m, None, *ctx.options)
+            return operators.backward(dh, dC, dn, None, *tokens, C, n, m, None, *ctx.call.options)
 
         # What this stretch alone wants of the state it began from; nobody needs that of the first.
         if rank > 0:
             grads = gradients(None, None)
             own = grads[5:]
         else:
-            own = tuple(torch.zeros_like(x) for x in _state_of_nothing(tokens, ctx.options)[:2])
+            own = tuple(torch.zeros_like(x) for x in _state_of_nothing(tokens, ctx.call)[:2])
         everyone = _all_gather(own, ctx.group)
         if rank < ranks - 1:
             grads = gradients(*_merge_gradients(everyone, ctx.decays, rank))
@@ -127,24 +136,19 @@ class _ContextParallel(torch.autograd.Function):
         return (None, None, None, *grads[:5], *initial)
 
 
-def _state_of_nothing(tokens: list[Tensor], options: tuple) -> State:
+def _state_of_nothing(tokens: list[Tensor], call: _Call) -> State:
     q, _, v, *_ = tokens
-    batch, heads = v.shape[0], v.shape[1 if options[2] else 2]
+    batch, heads = v.shape[0], v.shape[1 if call.head_first else 2]
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     state = State.zeros(batch, heads, q.shape[3], v.shape[3], device=q.device, dtype=dtype)
-    if options[0] == GATES["exp"]:
+    if call.family.has_max_state:
         state.m.fill_(_NOTHING)
     return state
 
 
-def _log_decay(f: Tensor, options: tuple) -> Tensor:
+def _log_decay(f: Tensor, call: _Call) -> Tensor:
     """(B,H) in double: the sum of log f over this rank's tokens."""
-    head_first, soft_cap = options[2], options[5]
-    f = f.double()
-    if soft_cap is not None:
-        f = soft_cap * torch.tanh(f / soft_cap)
-    log_f = f if options[0] == GATES["log"] else F.logsigmoid(f)
-    return log_f.sum(2 if head_first else 1)
+    return log_forget(call.family, f.double(), call.soft_cap).sum(2 if call.head_first else 1)
 
 
 def _all_gather(tensors: Sequence[Tensor], group: Any) -> list[list[Tensor]]:
@@ -164,13 +168,13 @@ def _all_gather(tensors: Sequence[Tensor], group: Any) -> list[list[Tensor]]:
     return [parts(row) for row in gathered.split(mine.numel())]
 
 
-def _merge(everyone: list[list[Tensor]], exponential: bool) -> list[State]:
+def _merge(everyone: list[list[Tensor]], has_max_state: bool) -> list[State]:
     """The state after each rank's tokens, from (C, n, m, b) of every rank."""
     C, n, m = (x.clone() for x in everyone[0][:3])  # may be kept for backward, and the rest of the buffer is not to be
     after = [State(C, n, m)]
     for own_C, own_n, own_m, b in everyone[1:]:
-        # The other gates have no max state: it stays 0.
-        following = torch.maximum(b + m, own_m.double()).to(m.dtype) if exponential else own_m
+        # Without a max state m stays 0.
+        following = torch.maximum(b + m, own_m.double()).to(m.dtype) if has_max_state else own_m
         kept = torch.exp(b + m - following).to(C.dtype)[..., None]
         added = torch.exp(own_m.double() - following).to(C.dtype)[..., None]
         C = kept[..., None] * C + added[..., None] * own_C

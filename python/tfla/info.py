@@ -21,12 +21,19 @@ DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3}
 def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(_native.library("libtfla_info.so"))
     library.tfla_version.restype = ctypes.c_char_p
+    library.tfla_scratch_alignment.restype = ctypes.c_int64
     return library
 
 
 def library_version() -> str:
     """The version of libtfla."""
     return _library().tfla_version().decode()
+
+
+@functools.cache
+def scratch_alignment() -> int:
+    """Bytes on whose multiples work space begins, and every vector in what forward keeps for backward."""
+    return _library().tfla_scratch_alignment()
 
 
 def describe(

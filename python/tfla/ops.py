@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, overload
 
 import torch
 from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from tfla import _torch_library as library
-from tfla._memory import torch_error
-from tfla._options import (
-    CHUNKWISE,
-    DEFAULTS,
-    GATES,
-    HEAD_FIRST,
-    NORMALIZERS,
-    PARALLEL,
-    RECURRENT,
-    Gate,
-    Layout,
-    Normalizer,
-    spacing,
-    unknown,
-)
+from tfla._options import DEFAULTS, Gate, Layout, Normalizer, encode
+from tfla._torch import derivatives, fast_path, operators
+from tfla._torch.derivatives import transforms_active
+from tfla._torch.fast_path import any_autocast, call_alone, encoded
 from tfla.state import State
 
 if TYPE_CHECKING:
@@ -34,64 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["State", "mlstm", "mlstm_parallel", "mlstm_recurrent", "mlstm_step"]
 
 InitialState = State | tuple[Tensor, Tensor, Tensor]
-
-
-# One look-up for all three: this is on the way of every call.
-_CODES: dict[Any, tuple[int, int, bool]] = {
-    (gate, normalizer, layout): (GATES[gate], NORMALIZERS[normalizer], HEAD_FIRST[layout])
-    for gate, normalizer, layout in itertools.product(GATES, NORMALIZERS, HEAD_FIRST)
-}
-# The step is called for every token. What an operator calls, and the operator without slots and options, of which each
-# costs host time; what is named here needs no look-up in a module.
-_step, _step_alone = library.step._op, library.step_alone._op
-_STEP_DEFAULTS = ("exp", None, "bthd", 1e-6, None, None)
-_MLSTM_DEFAULTS = (*_STEP_DEFAULTS, None, True, True)
-_call_alone, _transforms_active = library.call_alone, library.transforms_active
-_increment_version = torch.autograd.graph.increment_version
-# Torch's own, and unknown to torch.compile: slower without it, not wrong.
-_any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
-
-
-def _codes(gate: object, normalizer: object, layout: object) -> tuple[int, int, bool]:
-    try:
-        return _CODES[gate, normalizer, layout]
-    except (KeyError, TypeError):
-        pass
-    options: dict[str, tuple[object, tuple[object, ...]]] = {
-        "gate": (gate, tuple(GATES)),
-        "normalizer": (normalizer, tuple(NORMALIZERS)),
-        "layout": (layout, tuple(HEAD_FIRST)),
-    }
-    raise next(unknown(name, value, accepted) for name, (value, accepted) in options.items() if value not in accepted)
-
-
-def _encode(
-    gate: object, normalizer: object, layout: object, eps: Any, qk_scale: Any, soft_cap: Any, *rest: Any
-) -> tuple:
-    codes = _codes(gate, normalizer, layout)
-    given: tuple = (*codes, eps, qk_scale, soft_cap)
-    if rest:
-        exact_normalizer_grad, chunk_size, formulation = rest
-        given = (*given, exact_normalizer_grad, spacing(chunk_size), formulation)
-    defaults = DEFAULTS[: len(given)]
-    if given == defaults:
-        return ()
-    return codes if given[len(codes) :] == defaults[len(codes) :] else given
-
-
-_encoded: dict[tuple, tuple] = {}
-
-
-def _options(*given: Any) -> tuple:
-    """Options as the operators take them, without those at the end that are at their defaults: every argument of an
-    operator costs host time, as does finding out what they are, so that is done once."""
-    try:
-        return _encoded[given]
-    except (KeyError, TypeError):  # of which the second means an unhashable option, to be refused
-        options = _encode(*given)
-    if len(_encoded) < 1000 and all(x is None or type(x) in (str, float, int, bool) for x in given):
-        _encoded[given] = options
-    return options
 
 
 def _parts(state: InitialState | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -113,43 +43,48 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
-def _sequence(
-    formulation: int,
+def _mlstm(
+    formulation: str,
+    /,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     i: Tensor,
     f: Tensor,
-    gate: Gate,
-    normalizer: Normalizer | None,
-    initial_state: InitialState | None,
-    output_final_state: bool,
-    cu_seqlens: Tensor | None,
-    chunk_size: int | None,
-    qk_scale: float | None,
-    eps: float,
-    soft_cap: float | None,
-    layout: Layout,
-    exact_normalizer_grad: bool,
-) -> Any:
+    *,
+    gate: Gate = DEFAULTS.gate,
+    normalizer: Normalizer | None = DEFAULTS.normalizer,
+    initial_state: InitialState | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    chunk_size: int | None = DEFAULTS.chunk_size,
+    qk_scale: float | None = DEFAULTS.qk_scale,
+    eps: float = DEFAULTS.eps,
+    soft_cap: float | None = DEFAULTS.soft_cap,
+    layout: Layout = DEFAULTS.layout,
+    exact_normalizer_grad: bool = DEFAULTS.exact_normalizer_grad,
+) -> Tensor | tuple[Tensor, State]:
+    """Whole sequences in any formulation."""
+    given = (
+        gate, normalizer, layout, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size, formulation,
+    )  # fmt: skip
     compiling = is_compiling()
-    options = (_encode if compiling else _options)(
-        gate, normalizer, layout, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size, formulation
-    )
-    if compiling or _any_autocast():
+    options = encode(given) if compiling else encoded(given)
+    if compiling or any_autocast():
         q, k, v = _autocast(q, k, v)
-    if initial_state is None and cu_seqlens is None and not options:
-        inputs: tuple = (q, k, v, i, f)
-    else:
-        inputs = (q, k, v, i, f, *_parts(initial_state), cu_seqlens, *options)
-    call = library.call_traced if compiling else library.call
+    inputs: tuple = (q, k, v, i, f)
+    if options or initial_state is not None or cu_seqlens is not None:
+        inputs = (*inputs, *_parts(initial_state), cu_seqlens, *options)
+    call = derivatives.call if compiling else fast_path.call
     if not output_final_state:
-        return call(library.forward, inputs)
-    h, *state = call(library.forward_with_state, inputs)
+        return call(operators.forward, inputs)
+    h, *state = call(operators.forward_with_state, inputs)
     return h, State(*state)
 
 
 class _Options(TypedDict, total=False):
+    """Those of `_mlstm`, for who checks types."""
+
     gate: Gate
     normalizer: Normalizer | None
     initial_state: InitialState | None
@@ -165,35 +100,57 @@ class _ChunkwiseOptions(_Options, total=False):
     chunk_size: int | None
 
 
-def _mlstm(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    i: Tensor,
-    f: Tensor,
-    *,
-    gate: Gate = "exp",
-    normalizer: Normalizer | None = None,
-    initial_state: InitialState | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Tensor | None = None,
-    chunk_size: int | None = None,
-    qk_scale: float | None = None,
-    eps: float = 1e-6,
-    soft_cap: float | None = None,
-    layout: Layout = "bthd",
-    exact_normalizer_grad: bool = False,
-) -> Tensor | tuple[Tensor, State]:
-    """Where options are given. Filling in and comparing so many defaults takes a tenth of a call's host time."""
-    given = (gate, normalizer, layout, eps, qk_scale, soft_cap, chunk_size, initial_state is None, cu_seqlens is None)
-    if given == _MLSTM_DEFAULTS and not (
-        exact_normalizer_grad or output_final_state or is_compiling() or _any_autocast()
-    ):
-        return _call_alone(q, k, v, i, f)
-    return _sequence(
-        CHUNKWISE, q, k, v, i, f, gate, normalizer, initial_state, output_final_state, cu_seqlens,
-        chunk_size, qk_scale, eps, soft_cap, layout, exact_normalizer_grad,
-    )  # fmt: skip
+class _Formulation(Protocol):
+    """mlstm_parallel and mlstm_recurrent, for who checks types."""
+
+    @overload
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        i: Tensor,
+        f: Tensor,
+        *,
+        output_final_state: Literal[False] = False,
+        **options: Unpack[_Options],
+    ) -> Tensor: ...
+    @overload
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        i: Tensor,
+        f: Tensor,
+        *,
+        output_final_state: Literal[True],
+        **options: Unpack[_Options],
+    ) -> tuple[Tensor, State]: ...
+
+
+_mlstm.__qualname__ = "mlstm"  # for errors about arguments
+_SIGNATURE = inspect.signature(_mlstm)
+_PARAMETERS = {name: x for name, x in _SIGNATURE.parameters.items() if name != "formulation"}
+_WITHOUT_CHUNKS = {name: x for name, x in _PARAMETERS.items() if name != "chunk_size"}
+
+
+def _signed(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> Any:
+    """Gives the function the signature that help() shows."""
+    signature = _SIGNATURE.replace(parameters=list(parameters.values()))
+    setattr(function, "__signature__", signature)  # noqa: B010
+    return function
+
+
+def _formulation(function: Callable[..., Any]) -> _Formulation:
+    return _signed(function, _WITHOUT_CHUNKS)
+
+
+def _refuse_unknown(name: str, options: Mapping[str, Any]) -> None:
+    """What Python says of a keyword that is not in a signature: the other formulations have no chunks."""
+    for word in options:
+        if word not in _WITHOUT_CHUNKS:
+            raise TypeError(f"{name}() got an unexpected keyword argument {word!r}")
 
 
 @overload
@@ -252,107 +209,26 @@ def mlstm(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, **options: Any)
         ValueError: an argument is not as described; the sentence names it. RuntimeError: this build or machine cannot
             run the call, or a second derivative was asked for.
     """
-    if options or is_compiling() or _any_autocast():
-        return _mlstm(q, k, v, i, f, **options)
-    return _call_alone(q, k, v, i, f)
+    if options or is_compiling() or any_autocast():
+        return _mlstm("chunkwise", q, k, v, i, f, **options)
+    return call_alone(q, k, v, i, f)
 
 
-functools.update_wrapper(mlstm, _mlstm, assigned=(), updated=())  # the signature that help() shows
-_mlstm.__qualname__ = mlstm.__qualname__  # for errors about arguments
+_signed(mlstm, _PARAMETERS)
 
 
-@overload
-def mlstm_parallel(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    i: Tensor,
-    f: Tensor,
-    *,
-    output_final_state: Literal[False] = False,
-    **options: Unpack[_Options],
-) -> Tensor: ...
-@overload
-def mlstm_parallel(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    i: Tensor,
-    f: Tensor,
-    *,
-    output_final_state: Literal[True],
-    **options: Unpack[_Options],
-) -> tuple[Tensor, State]: ...
-def mlstm_parallel(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    i: Tensor,
-    f: Tensor,
-    *,
-    gate: Gate = "exp",
-    normalizer: Normalizer | None = None,
-    initial_state: InitialState | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Tensor | None = None,
-    qk_scale: float | None = None,
-    eps: float = 1e-6,
-    soft_cap: float | None = None,
-    layout: Layout = "bthd",
-    exact_normalizer_grad: bool = False,
-) -> Tensor | tuple[Tensor, State]:
+@_formulation
+def mlstm_parallel(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, **options: Any) -> Any:
     """The same function in the parallel formulation: quadratic in T, no states in between. Arguments as in `mlstm`."""
-    return _sequence(
-        PARALLEL, q, k, v, i, f, gate, normalizer, initial_state, output_final_state, cu_seqlens, None, qk_scale, eps,
-        soft_cap, layout, exact_normalizer_grad,
-    )  # fmt: skip
+    _refuse_unknown("mlstm_parallel", options)
+    return _mlstm("parallel", q, k, v, i, f, **options)
 
 
-@overload
-def mlstm_recurrent(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    i: Tensor,
-    f: Tensor,
-    *,
-    output_final_state: Literal[False] = False,
-    **options: Unpack[_Options],
-) -> Tensor: ...
-@overload
-def mlstm_recurrent(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    i: Tensor,
-    f: Tensor,
-    *,
-    output_final_state: Literal[True],
-    **options: Unpack[_Options],
-) -> tuple[Tensor, State]: ...
-def mlstm_recurrent(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    i: Tensor,
-    f: Tensor,
-    *,
-    gate: Gate = "exp",
-    normalizer: Normalizer | None = None,
-    initial_state: InitialState | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Tensor | None = None,
-    qk_scale: float | None = None,
-    eps: float = 1e-6,
-    soft_cap: float | None = None,
-    layout: Layout = "bthd",
-    exact_normalizer_grad: bool = False,
-) -> Tensor | tuple[Tensor, State]:
+@_formulation
+def mlstm_recurrent(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, **options: Any) -> Any:
     """The same function token by token. Arguments as in `mlstm`; its gradient is computed chunkwise."""
-    return _sequence(
-        RECURRENT, q, k, v, i, f, gate, normalizer, initial_state, output_final_state, cu_seqlens, None, qk_scale, eps,
-        soft_cap, layout, exact_normalizer_grad,
-    )  # fmt: skip
+    _refuse_unknown("mlstm_recurrent", options)
+    return _mlstm("recurrent", q, k, v, i, f, **options)
 
 
 def mlstm_step(
@@ -363,13 +239,13 @@ def mlstm_step(
     f: Tensor,
     state: InitialState,
     *,
-    gate: Gate = "exp",
-    normalizer: Normalizer | None = None,
+    gate: Gate = DEFAULTS.gate,
+    normalizer: Normalizer | None = DEFAULTS.normalizer,
     slots: Tensor | None = None,
-    qk_scale: float | None = None,
-    eps: float = 1e-6,
-    soft_cap: float | None = None,
-    layout: Layout = "bthd",
+    qk_scale: float | None = DEFAULTS.qk_scale,
+    eps: float = DEFAULTS.eps,
+    soft_cap: float | None = DEFAULTS.soft_cap,
+    layout: Layout = DEFAULTS.layout,
 ) -> Tensor:
     """One token, or a few, on states that are updated in place.
 
@@ -393,18 +269,9 @@ def mlstm_step(
             "call it under torch.no_grad(), or use mlstm with initial_state"
         )
     given = (gate, normalizer, layout, eps, qk_scale, soft_cap)
-    if is_dynamo_compiling():
-        return library.step(*_autocast(q, k, v), i, f, C, n, m, slots, *_encode(*given))
-    if _any_autocast():
+    compiling = is_dynamo_compiling()
+    if compiling or any_autocast():
         q, k, v = _autocast(q, k, v)
-    if _transforms_active():
-        return library.step(q, k, v, i, f, C, n, m, slots, *_options(*given))
-    try:
-        if slots is None and given == _STEP_DEFAULTS:
-            h = _step_alone(q, k, v, i, f, C, n, m)
-        else:
-            h = _step(q, k, v, i, f, C, n, m, slots, *_options(*given))
-    except RuntimeError as error:
-        raise torch_error(error) from None
-    _increment_version((C, n, m))  # a graph that has saved the state must not go on from the new one
-    return h
+    if compiling or transforms_active():
+        return operators.step(q, k, v, i, f, C, n, m, slots, *encode(given))
+    return fast_path.step(q, k, v, i, f, C, n, m, slots, given)

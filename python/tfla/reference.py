@@ -6,8 +6,10 @@ It shares nothing with the kernels. Slow; for small inputs.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from tfla._gates import log_forget, log_input
+from tfla._options import DEFAULTS, GATE_FAMILIES
 
 
 def recurrence(
@@ -17,31 +19,30 @@ def recurrence(
     i: Tensor,
     f: Tensor,
     *,
-    gate: str = "exp",
-    normalizer: str | None = None,
+    gate: str = DEFAULTS.gate,
+    normalizer: str | None = DEFAULTS.normalizer,
     state: tuple[Tensor, Tensor, Tensor] | None = None,
-    qk_scale: float | None = None,
-    eps: float = 1e-6,
-    soft_cap: float | None = None,
-    exact_normalizer_grad: bool = False,
+    qk_scale: float | None = DEFAULTS.qk_scale,
+    eps: float = DEFAULTS.eps,
+    soft_cap: float | None = DEFAULTS.soft_cap,
+    exact_normalizer_grad: bool = DEFAULTS.exact_normalizer_grad,
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
     """h and the last state for q, k (B,T,Hqk,dqk), v (B,T,H,dhv), i, f (B,T,H). Gradients hold m constant."""
     q, k, v, i, f = (x.double() for x in (q, k, v, i, f))
     batch, tokens, heads, dhv = v.shape
     dqk = q.shape[-1]
     q, k = (x.repeat_interleave(heads // x.shape[2], dim=2) for x in (q, k))
-    normalizer = normalizer or {"exp": "max", "sigmoid": "none", "log": "none"}[gate]
-    if soft_cap is not None:
-        i, f = (soft_cap * torch.tanh(x / soft_cap) for x in (i, f))
-    log_f = f if gate == "log" else F.logsigmoid(f)
-    log_i = F.logsigmoid(i) if gate == "sigmoid" else i
+    family = GATE_FAMILIES[gate]
+    normalizer = normalizer or family.normalizer
+    log_i, log_f = log_input(family, i, soft_cap), log_forget(family, f, soft_cap)
     given = state or [v.new_zeros((batch, heads, dqk, dhv)[:axes]) for axes in (4, 3, 2)]
     C, n, m = (x.double() for x in given)
     m = m.detach()
     scale = dqk**-0.5 if qk_scale is None else qk_scale
     rows = []
     for t in range(tokens):
-        following = torch.maximum(log_f[:, t] + m, log_i[:, t]).detach() if gate == "exp" else torch.zeros_like(m)
+        largest = torch.maximum(log_f[:, t] + m, log_i[:, t]).detach()
+        following = largest if family.has_max_state else torch.zeros_like(m)
         decay = torch.exp(log_f[:, t] + m - following)[..., None]
         weight = torch.exp(log_i[:, t] - following)[..., None]
         C = decay[..., None] * C + (weight * k[:, t])[..., None] * v[:, t, :, None, :]

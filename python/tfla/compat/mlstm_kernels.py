@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 import tfla
+from tfla._options import DEFAULTS
 from tfla.compat import _xlstm
 from tfla.compat._xlstm import InputGate, States
 
@@ -52,7 +53,7 @@ def mlstm_chunkwise(
     n_initial: Tensor | None = None,
     m_initial: Tensor | None = None,
     return_last_states: bool = False,
-    eps: float = 1e-6,
+    eps: float = DEFAULTS.eps,
     chunk_size: int = 64,
     autocast_kernel_dtype: torch.dtype = torch.float32,
 ) -> Tensor | tuple[Tensor, States]:
@@ -74,7 +75,7 @@ def mlstm_chunkwise_siging(
     n_initial: Tensor | None = None,
     m_initial: Tensor | None = None,
     return_last_states: bool = False,
-    eps: float = 1e-6,
+    eps: float = DEFAULTS.eps,
     normalize: bool = True,
     chunk_size: int = 64,
     autocast_kernel_dtype: torch.dtype = torch.float32,
@@ -105,7 +106,7 @@ def mlstm_parallel(
     n_initial: Tensor | None = None,
     m_initial: Tensor | None = None,
     return_last_states: bool = False,
-    eps: float = 1e-6,
+    eps: float = DEFAULTS.eps,
     chunk_size: int | None = None,
     autocast_kernel_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
@@ -125,7 +126,7 @@ def mlstm_parallel_siging(
     n_initial: Tensor | None = None,
     m_initial: Tensor | None = None,
     return_last_states: bool = False,
-    eps: float = 1e-6,
+    eps: float = DEFAULTS.eps,
     stable_fgate: bool = True,
     normalize: bool = True,
     chunk_size: int | None = None,
@@ -162,7 +163,7 @@ def mlstm_sequence(
     n_initial: Tensor | None = None,
     m_initial: Tensor | None = None,
     return_last_states: bool = False,
-    eps: float = 1e-6,
+    eps: float = DEFAULTS.eps,
     dtype_state: torch.dtype = torch.float32,
     *,
     gate: InputGate = "exp",
@@ -185,7 +186,7 @@ def mlstm_step(
     c: Tensor,
     n: Tensor,
     m: Tensor,
-    eps: float = 1e-6,
+    eps: float = DEFAULTS.eps,
     dtype_state: torch.dtype = torch.float32,
     *,
     gate: InputGate = "exp",

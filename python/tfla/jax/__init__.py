@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from tfla._options import HEAD_FIRST, Gate, Layout, Normalizer, spacing
+from tfla._options import DEFAULTS, Gate, Layout, Normalizer
 from tfla.jax import _ffi
 
 __all__ = ["State", "mlstm", "mlstm_step"]
@@ -37,17 +37,17 @@ def mlstm(
     i: Array,
     f: Array,
     *,
-    gate: Gate = "exp",
-    normalizer: Normalizer | None = None,
+    gate: Gate = DEFAULTS.gate,
+    normalizer: Normalizer | None = DEFAULTS.normalizer,
     initial_state: tuple[Array, Array, Array] | None = None,
     output_final_state: bool = False,
     cu_seqlens: Array | None = None,
-    chunk_size: int | None = None,
-    qk_scale: float | None = None,
-    eps: float = 1e-6,
-    soft_cap: float | None = None,
-    layout: Layout = "bthd",
-    exact_normalizer_grad: bool = False,
+    chunk_size: int | None = DEFAULTS.chunk_size,
+    qk_scale: float | None = DEFAULTS.qk_scale,
+    eps: float = DEFAULTS.eps,
+    soft_cap: float | None = DEFAULTS.soft_cap,
+    layout: Layout = DEFAULTS.layout,
+    exact_normalizer_grad: bool = DEFAULTS.exact_normalizer_grad,
 ) -> Array | tuple[Array, State]:
     """The mLSTM over whole sequences, linear in T; differentiable in q, k, v, i, f, and C and n of the initial state.
 
@@ -75,10 +75,7 @@ def mlstm(
     Returns:
       h (B,T,H,dhv) in the dtype of q, or (h, State) with output_final_state.
     """
-    options = _ffi.Options.parse(
-        gate, normalizer, layout, eps=float(eps), qk_scale=_number(qk_scale), soft_cap=_number(soft_cap),
-        exact_normalizer_grad=bool(exact_normalizer_grad), chunk_size=spacing(chunk_size),
-    )  # fmt: skip
+    options = _ffi.Options.parse(gate, normalizer, layout, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size)
     arrays, state, index = _vary_alike([q, k, v, i, f], initial_state, cu_seqlens)
     flags = options.encode(state=state is not None, index=index is not None, C=bool(output_final_state), n=False)
     names = [*_INPUTS, *(f"initial_state.{x}" for x in _STATE if state), *(["cu_seqlens"] if index is not None else [])]
@@ -96,12 +93,12 @@ def mlstm_step(
     state: tuple[Array, Array, Array],
     *,
     slots: Array | None = None,
-    gate: Gate = "exp",
-    normalizer: Normalizer | None = None,
-    qk_scale: float | None = None,
-    eps: float = 1e-6,
-    soft_cap: float | None = None,
-    layout: Layout = "bthd",
+    gate: Gate = DEFAULTS.gate,
+    normalizer: Normalizer | None = DEFAULTS.normalizer,
+    qk_scale: float | None = DEFAULTS.qk_scale,
+    eps: float = DEFAULTS.eps,
+    soft_cap: float | None = DEFAULTS.soft_cap,
+    layout: Layout = DEFAULTS.layout,
 ) -> tuple[Array, State]:
     """One token, or a few, on a state: h and the state after them. Not differentiable; `mlstm` is.
 
@@ -110,11 +107,9 @@ def mlstm_step(
     or int64 and all different, state holds S states and row b of the batch uses number slots[b]; the others stay as
     they are.
     """
-    options = _ffi.Options.parse(
-        gate, normalizer, layout, eps=float(eps), qk_scale=_number(qk_scale), soft_cap=_number(soft_cap)
-    )
+    options = _ffi.Options.parse(gate, normalizer, layout, eps, qk_scale, soft_cap)
     arrays, before, index = _vary_alike([q, k, v, i, f], state, slots)
-    one_token, axis = arrays[0].ndim == 3, 2 if HEAD_FIRST[layout] else 1
+    one_token, axis = arrays[0].ndim == 3, 2 if options["head_first"] else 1
     if one_token:
         arrays = [jnp.expand_dims(x, min(axis, x.ndim)) for x in arrays]
     if before is None:
@@ -127,10 +122,6 @@ def mlstm_step(
     first = len(_INPUTS)
     h, *after = _ffi.call(_ffi.STEP, results, flat, *flags, aliases={first + part: 1 + part for part in range(3)})
     return jnp.squeeze(h, axis) if one_token else h, State(*after)
-
-
-def _number(value: float | None) -> float | None:
-    return None if value is None else float(value)
 
 
 def _vary_alike(
@@ -154,7 +145,7 @@ def _flat(arrays: list[Array], state: State | None, index: Array | None) -> list
 
 def _last_state(options: _ffi.Options, q: Array, v: Array, index: Array | None) -> list[jax.ShapeDtypeStruct]:
     sequences = v.shape[0] if index is None else index.shape[0] - 1
-    shape = (sequences, v.shape[1 if options.head_first else 2], q.shape[3], v.shape[3])
+    shape = (sequences, v.shape[1 if options["head_first"] else 2], q.shape[3], v.shape[3])
     dtype = jnp.float64 if q.dtype == jnp.float64 else jnp.float32
     return [_ffi.like(q, shape[:axes], dtype) for axes in (4, 3, 2)]
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tfla import _native
-from tfla._options import GATES, HEAD_FIRST, NORMALIZERS, unknown
+from tfla._options import OPTIONS, encode_all
 
 FORWARD, BACKWARD, STEP = 0, 1, 2
 _OPERATIONS = ("forward", "backward", "step")
@@ -26,6 +27,7 @@ class _Tensor(ctypes.Structure):
 
 _library = ctypes.CDLL(_native.library("libtfla_jax.so"))
 _library.tfla_jax_check.restype = ctypes.c_char_p
+_library.tfla_jax_flag_names.restype = _library.tfla_jax_number_names.restype = ctypes.c_char_p
 _library.tfla_jax_check.argtypes = (
     ctypes.c_int32,
     ctypes.POINTER(_Tensor),
@@ -39,33 +41,40 @@ for _name in _OPERATIONS:
         jax.ffi.register_ffi_target(f"tfla_mlstm_{_name}", _handler, platform=_platform)
 
 
-class Options(NamedTuple):
+_FLAGS, _NUMBERS = (
+    getattr(_library, name)().decode().split(", ") for name in ("tfla_jax_flag_names", "tfla_jax_number_names")
+)
+_CAST: dict[str, Callable[[Any], Any]] = {
+    "int": int, "bool": bool, "float": float, "float?": lambda x: None if x is None else float(x),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Options:
     """What a call is told besides its arrays; hashable, as JAX wants of everything static."""
 
-    gate: int
-    normalizer: int
-    eps: float
-    qk_scale: float | None
-    soft_cap: float | None
-    exact_normalizer_grad: bool = False
-    chunk_size: int = 0
-    head_first: bool = False
+    values: tuple  # in the order of OPTIONS, as operators take them
 
     @classmethod
-    def parse(cls, gate: str, normalizer: str | None, layout: str, **rest) -> Options:
-        accepted = (("gate", gate, GATES), ("normalizer", normalizer, NORMALIZERS), ("layout", layout, HEAD_FIRST))
-        for name, value, words in accepted:
-            if value not in words:
-                raise unknown(name, value, tuple(words))
-        return cls(GATES[gate], NORMALIZERS[normalizer], head_first=HEAD_FIRST[layout], **rest)
+    def parse(cls, *given: Any) -> Options:
+        """The first few of OPTIONS; the others are at their defaults."""
+        everything = (*given, *(option.default for option in OPTIONS[len(given) :]))
+        codes = encode_all(everything)
+        return cls(tuple(_CAST[option.type](code) for option, code in zip(OPTIONS, codes, strict=True)))
+
+    def _named(self) -> dict[str, Any]:
+        return {option.argument: value for option, value in zip(OPTIONS, self.values, strict=True)}
+
+    def __getitem__(self, argument: str) -> Any:
+        return self._named()[argument]
 
     def encode(self, *, state: bool, index: bool, C: bool, n: bool) -> tuple[np.ndarray, np.ndarray]:
-        """The arrays `flags` and `numbers` of bindings/jax_call.h, in the order of its enumerations."""
-        flags = (
-            self.gate, self.normalizer, self.exact_normalizer_grad, self.chunk_size, self.head_first,
-            state, index, C, n, self.qk_scale is not None, self.soft_cap is not None,
-        )  # fmt: skip
-        return np.array(flags, np.int64), np.array((self.eps, self.qk_scale or 0.0, self.soft_cap or 0.0), np.float64)
+        """The arrays `flags` and `numbers` of bindings/jax_call.h."""
+        named = self._named()
+        named |= {f"has_{name}": value is not None for name, value in named.items()}
+        named |= {"has_state": state, "has_index": index, "has_C": C, "has_n": n}
+        flags = [named[name] for name in _FLAGS]
+        return np.array(flags, np.int64), np.array([named[name] or 0.0 for name in _NUMBERS], np.float64)
 
 
 def check(

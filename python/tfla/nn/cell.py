@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tfla import distributed
-from tfla._options import Gate, Normalizer
+from tfla._gates import soft_capped
+from tfla._options import DEFAULTS, Gate, Normalizer
 from tfla.ops import State, mlstm, mlstm_step
 
 Mode = Literal["train", "prefill", "decode"]
@@ -53,12 +54,12 @@ class MLSTMCell(nn.Module):
         dim: int,
         heads: int,
         *,
-        gate: Gate = "exp",
-        normalizer: Normalizer | None = None,
-        eps: float = 1e-6,
+        gate: Gate = DEFAULTS.gate,
+        normalizer: Normalizer | None = DEFAULTS.normalizer,
+        eps: float = DEFAULTS.eps,
         soft_cap: float | None = 15.0,
-        chunk_size: int | None = None,
-        exact_normalizer_grad: bool = False,
+        chunk_size: int | None = DEFAULTS.chunk_size,
+        exact_normalizer_grad: bool = DEFAULTS.exact_normalizer_grad,
         input_gate_bias: float = -10.0,
         forget_gate_bias: tuple[float, float] = (3.0, 6.0),
         train_input_gate: bool = True,
@@ -122,12 +123,11 @@ class MLSTMCell(nn.Module):
             raise ValueError(f"tfla: slots is given with mode {mode!r}; only 'decode' takes slots")
         if self.track_gates and i.numel() > 0:
             largest = i.detach().amax()
-            self.input_gate_max = largest if soft_cap is None else soft_cap * torch.tanh(largest / soft_cap)
+            self.input_gate_max = soft_capped(largest, soft_cap)
         if starts is not None:
             # A reset is below the cap, so the cap cannot be left to the operator.
-            if soft_cap is not None:
-                i, f = (soft_cap * torch.tanh(gate / soft_cap) for gate in (i, f))
-                soft_cap = None
+            i, f = soft_capped(i, soft_cap), soft_capped(f, soft_cap)
+            soft_cap = None
             f = f.masked_fill(starts.unsqueeze(-1), self.reset)
         options: dict[str, Any] = {
             "gate": self.gate,

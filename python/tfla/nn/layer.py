@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tfla._options import Gate, Normalizer
+from tfla._options import DEFAULTS, Gate, Normalizer
 from tfla.nn.cell import MLSTMCell, Mode, ScalarGate
 from tfla.nn.linear import Linear, fused, unchanged
 from tfla.ops import State
@@ -33,15 +33,15 @@ class MLSTMLayer(nn.Module):
         *,
         qk_factor: float = 0.5,
         v_factor: float = 1.0,
-        gate: Gate = "exp",
-        normalizer: Normalizer | None = None,
+        gate: Gate = DEFAULTS.gate,
+        normalizer: Normalizer | None = DEFAULTS.normalizer,
         norm: Literal["layer", "rms"] = "layer",
-        eps: float = 1e-6,
+        eps: float = DEFAULTS.eps,
         norm_eps: float = 1e-6,
         soft_cap: float | None = 15.0,
         bias: bool = False,
-        chunk_size: int | None = None,
-        exact_normalizer_grad: bool = False,
+        chunk_size: int | None = DEFAULTS.chunk_size,
+        exact_normalizer_grad: bool = DEFAULTS.exact_normalizer_grad,
         input_gate_bias: float = -10.0,
         forget_gate_bias: tuple[float, float] = (3.0, 6.0),
         train_input_gate: bool = True,

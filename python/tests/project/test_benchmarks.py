@@ -4,11 +4,11 @@ how the growth of the CPU's times is judged."""
 import json
 import os
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from repository import ROOT
+
 sys.path.append(str(ROOT))
 
 from benchmarks.cpu import targets  # noqa: E402

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from repository import ROOT
+
 TOOL = ROOT / "tools" / "mutate.py"
 ROW = """
 [[mutation]]
@@ -116,6 +117,14 @@ def test_verdict(mutate, monkeypatch, tmp_path, new, survives, word, why):
 )
 def test_who_noticed(mutate, suite, output, killer):
     assert mutate.SUITES[suite].killer(output) == killer
+
+
+def test_tests_are_named_without_their_folders(mutate):
+    names = ("test_mutations.py", "test_step.py::test_slots")
+    (command,) = mutate.SUITES["python"].commands(ROOT, names, 1)
+    files = [word.partition("::") for word in command.words[-2:]]
+    assert [Path(file).is_file() for file, *_ in files] == [True, True]
+    assert [Path(file).name + "".join(rest) for file, *rest in files] == list(names)
 
 
 def test_copy_follows_the_tree(mutate, monkeypatch, tmp_path):

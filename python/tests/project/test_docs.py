@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from repository import ROOT
+
 PAGES = [ROOT / "README.md", ROOT / "docs" / "lm.md", *sorted((ROOT / "docs" / "python").glob("*.md"))]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tfla import _operators  # noqa: F401  (defines what is registered for)
+from tfla import info
+from tfla._torch import operators  # noqa: F401  (defines what is registered for)
 
 
 def _on_one_device(*tensors: Tensor | None) -> None:
@@ -28,18 +29,21 @@ def _(q, k, v, i, f, C=None, n=None, m=None, cu_seqlens=None, *options):
     return v.new_empty(v.shape)
 
 
-# What the plan calls saved_bytes: two vectors of a number per token and head, each on a boundary of its own; none on
-# the CPU.
-ROW_ALIGNMENT = 64
+def _denominator_bytes(q: Tensor, i: Tensor) -> int:
+    """What the plan calls saved_bytes where denominators are kept: two vectors of a number per token and head, each
+    on a boundary of its own; none on the CPU. In Python, since sizes may be symbols."""
+    if not q.is_cuda:
+        return 0
+    boundary = info.scratch_alignment()
+    vector = i.shape.numel() * (8 if q.dtype == torch.float64 else 4)
+    return 2 * ((vector + boundary - 1) // boundary * boundary)
 
 
-@torch.library.register_fake("tfla::mlstm_with_rows")
-@torch.library.register_fake("tfla::_mlstm_with_rows")
+@torch.library.register_fake("tfla::mlstm_with_denominators")
+@torch.library.register_fake("tfla::_mlstm_with_denominators")
 def _(q, k, v, i, f, C=None, n=None, m=None, cu_seqlens=None, *options):
     _on_one_device(q, k, v, i, f, C, n, m, cu_seqlens)
-    vector = i.shape.numel() * (8 if q.dtype == torch.float64 else 4)
-    aligned = (vector + ROW_ALIGNMENT - 1) // ROW_ALIGNMENT * ROW_ALIGNMENT
-    return v.new_empty(v.shape), v.new_empty(2 * aligned if v.is_cuda else 0, dtype=torch.uint8)
+    return v.new_empty(v.shape), v.new_empty(_denominator_bytes(q, i), dtype=torch.uint8)
 
 
 @torch.library.register_fake("tfla::mlstm_with_state")
@@ -51,16 +55,16 @@ def _(q, k, v, i, f, C=None, n=None, m=None, cu_seqlens=None, gate=0, normalizer
 
 
 @torch.library.register_fake("tfla::mlstm_backward")
-def _(dh, dC, dn, rows, q, k, v, i, f, C=None, n=None, m=None, cu_seqlens=None, *options):
-    _on_one_device(dh, dC, dn, rows, q, k, v, i, f, C, n, m, cu_seqlens)
+def _(dh, dC, dn, denominators, q, k, v, i, f, C=None, n=None, m=None, cu_seqlens=None, *options):
+    _on_one_device(dh, dC, dn, denominators, q, k, v, i, f, C, n, m, cu_seqlens)
     grads = [x.new_empty(x.shape) for x in (q, k, v, i, f)]
     states = [q.new_empty(0, dtype=torch.float32) if x is None else x.new_empty(x.shape) for x in (C, n)]
     return (*grads, *states)
 
 
 @torch.library.register_fake("tfla::_mlstm_backward")
-def _(dh, rows, q, k, v, i, f):
-    _on_one_device(dh, rows, q, k, v, i, f)
+def _(dh, denominators, q, k, v, i, f):
+    _on_one_device(dh, denominators, q, k, v, i, f)
     return tuple(x.new_empty(x.shape) for x in (q, k, v, i, f))
 
 

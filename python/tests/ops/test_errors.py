@@ -5,7 +5,7 @@ import torch
 
 import tfla
 from inputs import make_inputs, make_state
-from tfla import _torch_library as library
+from tfla._torch import operators as library
 
 GIVEN = make_inputs(2, 4, 2, 8, 12)
 STATE = make_state(2, 2, 8, 12)

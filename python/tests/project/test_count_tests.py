@@ -2,11 +2,12 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-TOOL = Path(__file__).parents[2] / "tools" / "count_tests.py"
+from repository import ROOT
+
+TOOL = ROOT / "tools" / "count_tests.py"
 
 
 def ctest(message: str, printed: str = "") -> str:

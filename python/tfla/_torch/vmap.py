@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tfla._autograd import TENSORS
+from tfla._torch.operators import TENSORS
 
 
 def _fold(x: Tensor | None, axis: int | None, size: int) -> Tensor | None:
@@ -18,11 +18,11 @@ def _fold(x: Tensor | None, axis: int | None, size: int) -> Tensor | None:
     return x.flatten(0, 1)
 
 
-def _unfold(x: Tensor, size: int, rows: int) -> Tensor:
-    return x.unflatten(0, (size, rows))
+def _unfold(x: Tensor, size: int, batch: int) -> Tensor:
+    return x.unflatten(0, (size, batch))
 
 
-def _rows(x: Tensor, axis: int | None) -> int:
+def _batch_of(x: Tensor, axis: int | None) -> int:
     """B of a tensor whose axis `axis` is vmap's."""
     return x.shape[1 if axis == 0 else 0]
 
@@ -41,12 +41,12 @@ def _register(name: str, tensors: int, first: int = 0) -> None:
             )
         folded = [_fold(x, axis, size) for x, axis in zip(inputs[:tensors], in_dims[:tensors], strict=True)]
         output = operator(*folded, *inputs[tensors:])
-        rows = _rows(inputs[first], in_dims[first])
+        batch = _batch_of(inputs[first], in_dims[first])
         if isinstance(output, Tensor):
-            return _unfold(output, size, rows), 0
+            return _unfold(output, size, batch), 0
         # A gradient of a state that was not given is empty, and stays one for all.
         return (
-            tuple(x if x.numel() == 0 and x.dim() == 1 else _unfold(x, size, rows) for x in output),
+            tuple(x if x.numel() == 0 and x.dim() == 1 else _unfold(x, size, batch) for x in output),
             tuple(None if x.numel() == 0 and x.dim() == 1 else 0 for x in output),
         )
 
@@ -75,7 +75,7 @@ def _step(info: Any, in_dims: tuple, *inputs: Any) -> Any:
     for x, y in zip(state, folded, strict=True):
         if x.data_ptr() != y.data_ptr():
             x.copy_(_unfold(y, size, x.shape[1]))
-    return _unfold(h, size, _rows(inputs[0], in_dims[0])), 0
+    return _unfold(h, size, _batch_of(inputs[0], in_dims[0])), 0
 
 
 torch.library.register_vmap("tfla::mlstm_step", _step)

@@ -6,12 +6,13 @@ from torch.utils.checkpoint import checkpoint
 
 import tfla
 from inputs import make_inputs, make_state
-from tfla import _autograd
-from tfla import _torch_library as library
+from tfla._options import OPTIONS, encode_all
+from tfla._torch import derivatives, fast_path
+from tfla._torch import operators as library
 from tfla.reference import BOUNDS, recurrence, relative_error
 
 DOUBLE = torch.float64
-OPTIONS = (0, 0, False, 1e-6, None, None, False, 0, 0)  # as in the schemas of bindings/torch.cc
+GIVEN = encode_all(tuple(option.default for option in OPTIONS))
 
 
 def small(**options):
@@ -26,29 +27,29 @@ def opcheck_cases():
     packed = tuple(make_inputs(1, 5, 2, 3, 2).leaves())
     cu_seqlens = torch.tensor([0, 2, 5])
     return {
-        "mlstm": (library.forward, (*leaves, *none, None, *OPTIONS)),
-        "mlstm_packed": (library.forward, (*packed, *none, cu_seqlens, *OPTIONS)),
-        "mlstm_with_rows": (library.forward_with_rows, (*leaves, *none, None, *OPTIONS)),
-        "mlstm_with_rows_packed": (library.forward_with_rows, (*packed, *none, cu_seqlens, *OPTIONS)),
-        "mlstm_with_state": (library.forward_with_state, (*leaves, *state, None, *OPTIONS)),
-        "mlstm_with_state_packed": (library.forward_with_state, (*packed, *none, cu_seqlens, *OPTIONS)),
-        "mlstm_backward": (library.backward, (dh, None, None, None, *given, *none, None, *OPTIONS)),
-        "mlstm_backward_state": (library.backward, (dh, dC, dn, None, *given, *state, None, *OPTIONS)),
-        "mlstm_backward_with_rows": (
+        "mlstm": (library.forward, (*leaves, *none, None, *GIVEN)),
+        "mlstm_packed": (library.forward, (*packed, *none, cu_seqlens, *GIVEN)),
+        "mlstm_with_denominators": (library.forward_with_denominators, (*leaves, *none, None, *GIVEN)),
+        "mlstm_with_denominators_packed": (library.forward_with_denominators, (*packed, *none, cu_seqlens, *GIVEN)),
+        "mlstm_with_state": (library.forward_with_state, (*leaves, *state, None, *GIVEN)),
+        "mlstm_with_state_packed": (library.forward_with_state, (*packed, *none, cu_seqlens, *GIVEN)),
+        "mlstm_backward": (library.backward, (dh, None, None, None, *given, *none, None, *GIVEN)),
+        "mlstm_backward_state": (library.backward, (dh, dC, dn, None, *given, *state, None, *GIVEN)),
+        "mlstm_backward_with_denominators": (
             library.backward,
-            (dh, None, None, torch.empty(0, dtype=torch.uint8), *given, *none, None, *OPTIONS),
+            (dh, None, None, torch.empty(0, dtype=torch.uint8), *given, *none, None, *GIVEN),
         ),
         "mlstm_defaults": (library.forward, leaves),
-        "mlstm_with_rows_defaults": (library.forward_with_rows, leaves),
+        "mlstm_with_denominators_defaults": (library.forward_with_denominators, leaves),
         "mlstm_with_state_defaults": (library.forward_with_state, leaves),
         "mlstm_backward_defaults": (library.backward, (dh, None, None, None, *given)),
         "mlstm_step_defaults": (library.step, (*given, *state)),
         # These have no derivative: mlstm gives them one.
         "mlstm_alone": (library.forward_alone, tuple(given)),
-        "mlstm_with_rows_alone": (library.forward_with_rows_alone, tuple(given)),
+        "mlstm_with_denominators_alone": (library.forward_with_denominators_alone, tuple(given)),
         "mlstm_backward_alone": (library.backward_alone, (dh, None, *given)),
         "mlstm_step_alone": (library.step_alone, (*given, *state)),
-        "mlstm_step": (library.step, (*given, *state, None, *OPTIONS[:6])),
+        "mlstm_step": (library.step, (*given, *state, None, *GIVEN[:6])),
     }
 
 
@@ -97,6 +98,8 @@ def test_forward_mode_is_refused():
         torch.func.jvp(tfla.mlstm, given, given)
     with torch.no_grad(), torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
         tfla.mlstm(*(torch.autograd.forward_ad.make_dual(x, x) for x in given))
+    with torch.no_grad(), torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
+        derivatives.call(library.forward, tuple(torch.autograd.forward_ad.make_dual(x, x) for x in given))
 
 
 def loss(*inputs, **options):
@@ -105,19 +108,36 @@ def loss(*inputs, **options):
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("given_state", [False, True])
-def test_rows_go_from_forward_to_backward(monkeypatch, given_state, compiled):
-    """As training does on a GPU, but on the CPU, where rows are empty."""
+def test_denominators_go_from_forward_to_backward(monkeypatch, given_state, compiled):
+    """As training does on a GPU, but on the CPU, where they are empty."""
     options = {"initial_state": make_state(2, 2, 3, 2, DOUBLE), "soft_cap": 2.0} if given_state else {}
     plain, handed = small().leaves(), small().leaves()
     loss(*plain, **options).backward()
-    monkeypatch.setattr(_autograd, "_has_rows", lambda q: True)
+    for module in (derivatives, fast_path):
+        monkeypatch.setattr(module, "has_denominators", lambda q: True)
     function = torch.compile(loss, fullgraph=True, backend="aot_eager") if compiled else loss
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         function(*handed, **options).backward()
     names = {event.key.replace("::_", "::") for event in profile.key_averages()}
-    assert "tfla::mlstm_with_rows" in names and "tfla::mlstm" not in names
+    assert "tfla::mlstm_with_denominators" in names and "tfla::mlstm" not in names
     for x, y in zip(handed, plain, strict=True):
         assert torch.equal(x.grad, y.grad)
+
+
+@pytest.mark.parametrize("operator", [library.forward, library.forward_with_state], ids=str)
+@pytest.mark.parametrize("given_state", [False, True])
+def test_fast_path_changes_no_result(operator, given_state):
+    """Bit for bit: what the plain way returns, and its gradients."""
+    found = []
+    for way in (derivatives, fast_path):
+        leaves, state = small().leaves(), make_state(2, 2, 3, 2, DOUBLE)
+        options = (*(x.requires_grad_() for x in state[:2]), state[2], None, 1, 2) if given_state else ()
+        outputs = way.call(operator, (*leaves, *options))
+        outputs = [x for x in (outputs if isinstance(outputs, tuple) else (outputs,)) if x.requires_grad]
+        grads = torch.autograd.grad([x.square().sum() for x in outputs], (*leaves, *options[:2]))
+        found.append((*outputs, *grads))
+    assert len(found[0]) == (1 if operator is library.forward else 3) + (7 if given_state else 5)
+    assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
 
 
 def test_func_grad_and_vmap():

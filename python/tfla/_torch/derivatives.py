@@ -1,0 +1,143 @@
+"""Derivatives of the operators, and the plain way to call them: right under every transformation of PyTorch's."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as _forward_ad
+from torch import Tensor, is_grad_enabled
+from torch.compiler import is_compiling
+
+from tfla._options import CODES
+from tfla._torch import operators
+from tfla._torch.operators import DIFFERENTIABLE, FORMULATION, TENSORS, TOKENS
+
+_RECURRENT = (CODES.formulation["recurrent"],)
+
+
+# ---------------------------------------------------------------- the gradient, from what forward saved
+def zeros_for(v: Tensor) -> Tensor:
+    """The gradient of an h that nobody used."""
+    return torch.zeros_like(v, memory_format=torch.contiguous_format)
+
+
+def _refuse(ctx: Any, *grads: Tensor | None) -> None:
+    raise RuntimeError("tfla: mlstm was asked for a second derivative (double backward); it has first derivatives only")
+
+
+def _save(ctx: Any, inputs: tuple, denominators: Tensor | None = None, last_m: Tensor | None = None) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(denominators, *inputs[:TENSORS], *(None,) * (TENSORS - len(inputs)))
+    ctx.options = inputs[TENSORS:]
+    if last_m is not None:
+        ctx.mark_non_differentiable(last_m)  # m fixes the scale of C and n and has no gradient of its own
+
+
+def _gradients(backward: Any, ctx: Any, dh: Tensor | None, dC: Tensor | None = None, dn: Tensor | None = None, *_: Any):
+    """Of all inputs."""
+    denominators, *inputs = ctx.saved_tensors
+    rest = (None,) * (TENSORS - DIFFERENTIABLE + len(ctx.options))
+    if dh is None:
+        if dC is None and dn is None:
+            return (None,) * DIFFERENTIABLE + rest
+        dh = zeros_for(inputs[2])
+    grads = backward(dh, dC, dn, denominators, *inputs, *ctx.options)
+    return (*(grads if inputs[TOKENS] is not None else (*grads[:TOKENS], None, None)), *rest)
+
+
+# ---------------------------------------------------------------- for autograd, torch.compile and torch.ops.tfla
+def _register(name: str, setup_context: Any) -> None:
+    def backward(ctx: Any, dh: Tensor | None, *grads: Tensor | None) -> tuple:
+        # What follows h are states, or denominators, which have no gradient.
+        return _gradients(operators.backward, ctx, dh, *(grads if len(grads) == 3 else ()))
+
+    torch.library.register_autograd(f"tfla::{name}", backward, setup_context=setup_context)
+
+
+def _save_denominators(ctx: Any, inputs: tuple, output: tuple) -> None:
+    _save(ctx, inputs, output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+_register("mlstm", lambda ctx, inputs, output: _save(ctx, inputs))
+_register("mlstm_with_denominators", _save_denominators)
+_register("mlstm_with_state", lambda ctx, inputs, output: _save(ctx, inputs, last_m=output[3]))
+torch.library.register_autograd("tfla::mlstm_backward", _refuse, setup_context=lambda ctx, inputs, output: None)
+
+
+# ---------------------------------------------------------------- for torch.func, which refuses what is registered so
+# Torch's own, and may be gone from a future one: calls are then slower, not wrong.
+below_autograd = getattr(torch._C, "_AutoDispatchBelowAutograd", contextlib.nullcontext)
+transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+
+
+class _Transformed(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(operator: Any, options: tuple, *tensors: Any) -> Any:
+        with below_autograd():
+            return operator(*tensors, *options)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+        _save(ctx, (*inputs[2:], *inputs[1]), last_m=output[3] if isinstance(output, tuple) else None)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple:
+        return (None, None, *_gradients(_TransformedBackward.apply, ctx, *grads)[:TENSORS])
+
+
+class _TransformedBackward(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*inputs: Any) -> Any:
+        with below_autograd():
+            return operators.backward(*inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+        pass
+
+    backward = staticmethod(_refuse)
+
+
+def transformed() -> bool:
+    """Whether this call is inside a transformation of torch.func, or in forward mode, which such a Function refuses."""
+    return transforms_active() or _forward_ad._current_level >= 0
+
+
+# ---------------------------------------------------------------- calls
+def differentiable(inputs: tuple) -> tuple:
+    """Those of the inputs that have gradients."""
+    if len(inputs) == TOKENS:
+        return inputs
+    return inputs[: TOKENS if inputs[TOKENS] is None else DIFFERENTIABLE]
+
+
+def trains(inputs: tuple) -> bool:
+    """What is no tensor is for the operator to refuse."""
+    return is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in inputs)
+
+
+def has_denominators(q: Tensor) -> bool:
+    """On a GPU forward hands its denominators to backward."""
+    return getattr(q, "is_cuda", False)  # see `trains`
+
+
+def hands_denominators(operator: Any, inputs: tuple) -> bool:
+    """Whether this call does so: not where backward computes by another formulation."""
+    return operator is operators.forward and has_denominators(inputs[0]) and inputs[FORMULATION:] != _RECURRENT
+
+
+def call(operator: Any, inputs: tuple) -> Any:
+    """forward or forward_with_state."""
+    if not is_compiling() and transformed():
+        padded = (*inputs, *(None,) * (TENSORS - len(inputs)))
+        return _Transformed.apply(operator, padded[TENSORS:], *padded[:TENSORS])
+    if hands_denominators(operator, inputs) and trains(differentiable(inputs)):
+        return operators.forward_with_denominators(*inputs)[0]
+    return operator(*inputs)
