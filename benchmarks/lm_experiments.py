@@ -49,7 +49,7 @@ def prepare(out: Path, max_tokens: int, vocabulary: int) -> None:
     """Python sources of this machine, a part of them chosen by their text, with a BPE of their own."""
     import hashlib
 
-    from tfla.lm import prepare as preparing
+    from tfla.lm.data import prepare as preparing
 
     folders = [Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))]
 
@@ -113,8 +113,8 @@ def train_once(data: Path, size: str, changes: dict[str, Any], training: dict[st
     """One run, without checkpoints: its curve, its validation, its rate."""
     from tfla.lm import preset, recipe
     from tfla.lm.data import Dataset
-    from tfla.lm.metrics import read_log
-    from tfla.lm.train import Run, train, vocabulary
+    from tfla.lm.training.metrics import read_log
+    from tfla.lm.training.train import Run, train, vocabulary
 
     plan = recipe(size, **training)
     config = preset(size, vocab=vocabulary(Dataset(data, "train", plan.context)), **changes)

@@ -13,8 +13,8 @@ import torch
 
 from lm_inputs import make_data, word_tokenizer, write_texts
 from tfla.lm.data import Dataset, Order
-from tfla.lm.prepare import Source, prepare
-from tfla.lm.tokenizer import TokenizerFile, load
+from tfla.lm.data.prepare import Source, prepare
+from tfla.lm.data.tokenizer import TokenizerFile, load
 
 
 @pytest.fixture(scope="module")

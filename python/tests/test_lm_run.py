@@ -16,13 +16,13 @@ import torch
 
 from lm_inputs import make_data, small_model, small_recipe
 from lm_worker import options
-from tfla.lm import checkpoint, metrics
-from tfla.lm import train as training
 from tfla.lm.cli import main
-from tfla.lm.lock import locked
-from tfla.lm.metrics import Log, Progress, Utilisation, peak_flops, read_log
-from tfla.lm.optimizer import learning_rate, make_optimizer
-from tfla.lm.train import train
+from tfla.lm.training import checkpoint, metrics
+from tfla.lm.training import train as training
+from tfla.lm.training.lock import locked
+from tfla.lm.training.metrics import Log, Progress, Utilisation, peak_flops, read_log
+from tfla.lm.training.optimizer import learning_rate, make_optimizer
+from tfla.lm.training.train import train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 QUIET = ["--device", "cpu", "--no-tensorboard", "--no-progress", "--peak-flops", "1e9"]

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from lm_inputs import small_model, write_texts
-from tfla.lm import checkpoint, storage
 from tfla.lm.cli import main
-from tfla.lm.train import Run
+from tfla.lm.training import checkpoint, storage
+from tfla.lm.training.train import Run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = (

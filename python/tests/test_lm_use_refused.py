@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from lm_inputs import EOD, PROMPTS, make_data, small_model, word_tokenizer, write_texts
 from tfla.lm import LanguageModel, bench, checks, cli, convert
-from tfla.lm.checkpoint import save_model
 from tfla.lm.cli import main
 from tfla.lm.data import Dataset
+from tfla.lm.data.prepare import Source, prepare
 from tfla.lm.evaluate import check_tokens, evaluate
 from tfla.lm.generate import Sampling, Session, generate
-from tfla.lm.prepare import Source, prepare
+from tfla.lm.training.checkpoint import save_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -26,11 +26,11 @@ from torch import Tensor, nn
 from tfla._options import unknown
 from tfla.lm.checks import check_positive, out_of_memory
 from tfla.lm.config import ModelConfig, Recipe, preset, recipe
-from tfla.lm.loss import cross_entropy
-from tfla.lm.metrics import flops_per_token, peak_flops
 from tfla.lm.model import LanguageModel
-from tfla.lm.optimizer import make_optimizer
-from tfla.lm.parallel import World, spread
+from tfla.lm.training.loss import cross_entropy
+from tfla.lm.training.metrics import flops_per_token, peak_flops
+from tfla.lm.training.optimizer import make_optimizer
+from tfla.lm.training.parallel import World, spread
 
 SUBJECTS = ("exp", "sigmoid", "xlstm", "xlstm-compiled", "transformer")
 PUBLISHED = ("xlstm", "xlstm-compiled")  # as the package runs, and with its blocks under torch.compile

@@ -98,7 +98,7 @@ def _given(arguments: argparse.Namespace, cls: type) -> dict[str, Any]:
 
 
 def _prepare(arguments: argparse.Namespace) -> None:
-    from tfla.lm.prepare import Source, prepare
+    from tfla.lm.data.prepare import Source, prepare
 
     source = Source(
         arguments.paths, tuple(arguments.include or ("*",)), tuple(arguments.exclude or ()), arguments.field,
@@ -119,7 +119,7 @@ def _train(arguments: argparse.Namespace) -> None:
     from tfla.lm.config import preset, recipe
     from tfla.lm.data import Dataset
     from tfla.lm.fields import replace
-    from tfla.lm.train import Run, resume_options, train, vocabulary
+    from tfla.lm.training.train import Run, resume_options, train, vocabulary
 
     model_changes, recipe_changes = _given(arguments, ModelConfig), _given(arguments, Recipe)
     before = resume_options(arguments.run, arguments.data)
@@ -147,7 +147,7 @@ def _train(arguments: argparse.Namespace) -> None:
 
 
 def _device(name: str | None) -> Any:
-    from tfla.lm.parallel import find_device
+    from tfla.lm.training.parallel import find_device
 
     return find_device(name)
 
@@ -155,17 +155,17 @@ def _device(name: str | None) -> Any:
 def _load(path: Path, device: Any, **changes: Any) -> Any:
     import torch
 
-    from tfla.lm.checkpoint import load_model
+    from tfla.lm.training.checkpoint import load_model
 
     model, meta = load_model(path, torch.bfloat16 if device.type == "cuda" else torch.float32, **changes)
     return model.matrices_in_dtype().to(device).eval(), meta
 
 
 def _eval(arguments: argparse.Namespace) -> None:
-    from tfla.lm.checkpoint import data_path, find
     from tfla.lm.checks import check_output
     from tfla.lm.data import Dataset
     from tfla.lm.evaluate import check_tokens, evaluate
+    from tfla.lm.training.checkpoint import data_path, find
 
     check_output("json", arguments.json)
     changes = {} if arguments.chunk_size is None else {"chunk_size": arguments.chunk_size}
@@ -184,10 +184,10 @@ def _eval(arguments: argparse.Namespace) -> None:
 
 
 def _generate(arguments: argparse.Namespace) -> None:
-    from tfla.lm import tokenizer as tokens
-    from tfla.lm.checkpoint import find
     from tfla.lm.checks import check_output
+    from tfla.lm.data import tokenizer as tokens
     from tfla.lm.generate import Sampling, Session, generate
+    from tfla.lm.training.checkpoint import find
 
     check_output("save_state", arguments.save_state)
     sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
@@ -226,8 +226,8 @@ def _export(arguments: argparse.Namespace) -> None:
 
     import torch
 
-    from tfla.lm.checkpoint import find, load_model
     from tfla.lm.convert import export
+    from tfla.lm.training.checkpoint import find, load_model
 
     model, meta = load_model(arguments.checkpoint)
     export(model, arguments.out, arguments.layout, dtype=getattr(torch, arguments.dtype), eod=meta["eod"])
@@ -237,9 +237,9 @@ def _export(arguments: argparse.Namespace) -> None:
 
 
 def _import(arguments: argparse.Namespace) -> None:
-    from tfla.lm.checkpoint import save_model
     from tfla.lm.convert import import_model
-    from tfla.lm.tokenizer import TokenizerFile
+    from tfla.lm.data.tokenizer import TokenizerFile
+    from tfla.lm.training.checkpoint import save_model
 
     model = import_model(arguments.path)
     about: dict[str, Any] = {

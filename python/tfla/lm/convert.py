@@ -17,8 +17,8 @@ from torch import Tensor
 from tfla._options import unknown
 from tfla.lm.checks import read_object
 from tfla.lm.config import InputGate, ModelConfig, feed_forward_dim
+from tfla.lm.data.tokenizer import bare_name
 from tfla.lm.model import LanguageModel
-from tfla.lm.tokenizer import bare_name
 
 Layout = Literal["xlstm", "huggingface"]
 EMBEDDING = {"xlstm": "embedding.weight", "huggingface": "backbone.embeddings.weight"}

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tfla.lm import tokenizer
 from tfla.lm.checks import check_positive
-from tfla.lm.data import Dataset
-from tfla.lm.loss import IGNORED
-from tfla.lm.parallel import World
+from tfla.lm.data import Dataset, tokenizer
+from tfla.lm.training.loss import IGNORED
+from tfla.lm.training.parallel import World
 
 BUCKETS = 32  # of positions: [2^j - 1, 2^(j+1) - 1)
 

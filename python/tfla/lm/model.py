@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tfla.lm.config import SOFT_RESET, ModelConfig
-from tfla.lm.init import initialize
-from tfla.lm.layers import Documents, RMSNorm, SwiGLU, soft_cap
-from tfla.lm.loss import cross_entropy, token_losses
-from tfla.lm.transformer import Attention, attention_mask, has_packed_kernel, rotations
+from tfla.lm.models.init import initialize
+from tfla.lm.models.layers import Documents, RMSNorm, SwiGLU, soft_cap
+from tfla.lm.models.transformer import Attention, attention_mask, has_packed_kernel, rotations
+from tfla.lm.training.loss import cross_entropy, token_losses
 from tfla.nn import MLSTMLayer, State
 from tfla.nn.cell import Mode
 from tfla.nn.linear import Linear

@@ -21,11 +21,11 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from tfla.lm import storage
 from tfla.lm.config import ModelConfig, Recipe
 from tfla.lm.fields import Count, Range, check, from_dict, replace, to_dict
 from tfla.lm.model import LanguageModel
-from tfla.lm.parallel import World
+from tfla.lm.training import storage
+from tfla.lm.training.parallel import World
 
 FORMAT, VERSION, META = "tfla.lm checkpoint", 1, "checkpoint.json"
 TOKENIZER = "tokenizer.json"

@@ -15,15 +15,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tfla.lm import checkpoint
 from tfla.lm.config import ModelConfig, Recipe
 from tfla.lm.data import Dataset, Order
 from tfla.lm.evaluate import evaluate
 from tfla.lm.fields import Count, Positive, check_fields
-from tfla.lm.lock import locked
-from tfla.lm.metrics import Log, Progress, Utilisation, flops_per_token, peak_flops
-from tfla.lm.optimizer import learning_rate, make_optimizer
-from tfla.lm.parallel import World, gradients, join, spread, total_norm, unwrapped
+from tfla.lm.training import checkpoint
+from tfla.lm.training.lock import locked
+from tfla.lm.training.metrics import Log, Progress, Utilisation, flops_per_token, peak_flops
+from tfla.lm.training.optimizer import learning_rate, make_optimizer
+from tfla.lm.training.parallel import World, gradients, join, spread, total_norm, unwrapped
 
 
 @dataclass(frozen=True)

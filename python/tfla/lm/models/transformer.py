@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tfla.lm.config import ModelConfig
-from tfla.lm.layers import Documents
+from tfla.lm.models.layers import Documents
 from tfla.nn.linear import Linear, fused
 
 try:
