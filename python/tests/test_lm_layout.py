@@ -11,7 +11,7 @@ from tfla.lm import _moved
 @pytest.mark.parametrize("old", sorted(_moved.MOVED))
 def test_old_paths_are_the_new_modules(old, monkeypatch):
     monkeypatch.delitem(sys.modules, old, raising=False)
-    with pytest.warns(DeprecationWarning, match=f"^tfla: {old} is {_moved.MOVED[old]} now; the old name works") as seen:
+    with pytest.warns(DeprecationWarning, match=f"^tfla: {old} is {_moved.MOVED[old]} now; the old name works"):
         module = importlib.import_module(old)
     assert module is importlib.import_module(_moved.MOVED[old]) and module.__spec__.name == _moved.MOVED[old]
 

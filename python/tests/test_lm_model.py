@@ -252,7 +252,7 @@ def test_refused(cls, change, sentence):
 def test_unknown_preset_and_field():
     with pytest.raises(ValueError, match="preset is '70b'"):
         preset("70b")
-    with pytest.raises(ValueError, match="width is not a field of ModelConfig"):
+    with pytest.raises(ValueError, match="width is not a field of XLSTMConfig"):
         preset("tiny", width=3)
 
 

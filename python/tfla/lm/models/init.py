@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-
-from tfla.nn import MLSTMLayer
 
 if TYPE_CHECKING:
     from tfla.lm.model import LanguageModel
@@ -21,23 +19,19 @@ def wang(dim: int, layers: int) -> float:
     return 2 / (layers * dim**0.5)
 
 
+def normal(*modules: nn.Module, std: float) -> None:
+    for module in modules:
+        nn.init.normal_(module.weight, std=std)  # type: ignore[arg-type]
+
+
 @torch.no_grad()
 def initialize(model: LanguageModel) -> None:
-    """Gates and norms have set themselves: weights 0 and the config's biases; ones."""
-    config = model.config
+    """Norms have set themselves to ones, as has whatever a kind leaves as it was made."""
+    config, kind = model.config, model.kind
     reads, writes = small(config.dim), wang(config.dim, config.layers)
-
-    def normal(*modules: nn.Module, std: float) -> None:
-        for module in modules:
-            nn.init.normal_(module.weight, std=std)  # type: ignore[arg-type]
-
     normal(model.embedding, model.head, std=reads)
-    for block in model.blocks:
-        mix, ffn = block.mix, block.ffn
-        normal(mix.q, mix.k, mix.v, ffn.gate, ffn.up, std=reads)  # type: ignore[union-attr, arg-type]
-        normal(mix.out, ffn.down, std=writes)  # type: ignore[union-attr, arg-type]
-        if isinstance(mix, MLSTMLayer):
-            if config.zero_output_gate:
-                nn.init.zeros_(mix.output_gate.weight)
-            else:
-                normal(mix.output_gate, std=reads)
+    blocks: list[Any] = list(model.blocks)
+    for block in blocks:
+        normal(*kind.reads(block.mix), block.ffn.gate, block.ffn.up, std=reads)
+        normal(*kind.writes(block.mix), block.ffn.down, std=writes)
+        kind.initialize(block.mix, config, reads)

@@ -242,7 +242,10 @@ def set_aside(path: Path, reason: str) -> None:
 def _refuse_other(path: Path, meta: dict[str, Any], about: dict[str, Any]) -> None:
     for part in ("model", "recipe"):
         ours, theirs = json.loads(json.dumps(about[part])), meta[part]
-        for name in sorted(ours.keys() | theirs.keys()):
+        if part == "model":
+            _, theirs = ModelConfig.choose(theirs)
+        # The kind first: fields that only one of two kinds has differ as well.
+        for name in sorted(ours.keys() | theirs.keys(), key=lambda name: (name != "kind", name)):
             if ours.get(name) != theirs.get(name) and not (part == "recipe" and name in FREE):
                 raise ValueError(
                     f"tfla: {path} was trained with {name} {theirs.get(name)!r}, this run has {ours.get(name)!r}; "
