@@ -4,14 +4,14 @@ import json
 import math
 import os
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from lm_inputs import ROOT
 from tfla.lm import checks
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks" / "lm"))
+sys.path.append(str(ROOT / "benchmarks" / "lm"))
 
 import step_time  # noqa: E402  from that folder
 

@@ -179,7 +179,7 @@ def test_shards_lie_in_the_checkpoint(folder, capsys):
         place.relative_path = "../../elsewhere"
     (path / ".metadata").write_bytes(pickle.dumps(metadata))
     sign(path)
-    assert "the file name '../../elsewhere'" in refused(COMMANDS["generate"], capsys)
+    assert "names a file '../../elsewhere'" in refused(COMMANDS["generate"], capsys)
 
 
 BAD_META = {

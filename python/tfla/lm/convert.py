@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from tfla._options import unknown
-from tfla.lm.checks import read_object
-from tfla.lm.data.tokenizer import bare_name
+from tfla.lm.checks import bare_name, read_object
 from tfla.lm.fields import from_dict
 from tfla.lm.model import LanguageModel
 from tfla.lm.models.base import KINDS, Exchange, ModelConfig, kinds_that
