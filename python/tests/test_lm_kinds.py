@@ -104,6 +104,9 @@ def test_fields_of_a_kind():
     # One set of options may be tried with several kinds: what only others have is left out.
     assert preset("tiny", kind="transformer", gate="sigmoid", decay=0.5) == preset("tiny", kind="transformer")
     assert ModelConfig(2, 32, 4, 64, "transformer") == small_model(heads=4, vocab=64, kind="transformer")
+    for arguments, named in (((1,) * 10, {}), ((2, 32, 4), {"layers": 3})):
+        with pytest.raises(TypeError, match="^tfla: ModelConfig is given a field twice, or more than the 9"):
+            ModelConfig(*arguments, **named)
     with pytest.raises(ValueError, match="kind is 'rnn'; it must be 'xlstm', 'transformer' or 'average'"):
         preset("tiny", kind="rnn")
     with pytest.raises(ValueError, match="kind is 3; it must be"):

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tfla.lm.models.base import ModelConfig, SequenceState, find, kinds_that
 from tfla.lm.models.init import initialize
-from tfla.lm.models.layers import Documents, RMSNorm, soft_cap
+from tfla.lm.models.layers import Block, Documents, RMSNorm, soft_cap
 from tfla.lm.training.loss import cross_entropy, token_losses
 from tfla.nn.cell import Mode
 from tfla.nn.linear import Linear
@@ -51,7 +51,7 @@ class LanguageModel(nn.Module):
         self.compiled_loss = False
         self.group: dist.ProcessGroup | None = None  # context parallel: tokens are this rank's stretch of every row
         self.embedding = nn.Embedding(config.vocab, config.dim)
-        self.blocks = nn.ModuleList([self.kind.block(config) for _ in range(config.layers)])
+        self.blocks = nn.ModuleList([Block(config, self.kind.mixer(config)) for _ in range(config.layers)])
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.head = Linear(config.dim, config.vocab, bias=False)
         initialize(self)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from tfla._options import unknown
 from tfla.lm.fields import NotNegative, Positive, Range, check_fields, option
-from tfla.lm.models.layers import Block, Documents
+from tfla.lm.models.layers import Documents
 
 Width = Annotated[int, Range(at_least=1, at_most=2**20)]  # more is a slip of the hand, not a model
 FIRST = "xlstm"  # the kind of a configuration that does not say its own
@@ -54,9 +54,10 @@ class _ByKind(type):
 
     def __call__(cls, *args: Any, **values: Any) -> Any:
         names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
-        if len(args) > len(names):
-            raise TypeError(f"tfla: {cls.__name__} takes {len(names)} fields; {len(args)} are given")
-        chosen, values = cls.choose({**dict(zip(names, args, strict=False)), **values})  # type: ignore[attr-defined]
+        by_place = dict(zip(names, args, strict=False))
+        if len(args) > len(names) or by_place.keys() & values.keys():
+            raise TypeError(f"tfla: {cls.__name__} is given a field twice, or more than the {len(names)} that it has")
+        chosen, values = cls.choose({**by_place, **values})  # type: ignore[attr-defined]
         return type.__call__(chosen, **values)
 
 
@@ -150,9 +151,6 @@ class Kind(ABC, Generic[C]):
     @abstractmethod
     def mixer(self, config: C) -> nn.Module:
         """The sequence layer of a block: (B,T,dim) to the same; what `arrange` returns comes as named arguments."""
-
-    def block(self, config: C) -> nn.Module:
-        return Block(config, self.mixer(config))
 
     @abstractmethod
     def reads(self, mixer: Any) -> tuple[nn.Module, ...]:
