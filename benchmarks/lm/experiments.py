@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """The language model experiments of docs/experiments: runs them on a GPU, and draws the page from what they left.
 
 gates      mLSTMexp, mLSTMsig and the Transformer of the paper's 160M shape on the same tokens
@@ -25,20 +24,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "benchmarks"))
-from versions import versions  # noqa: E402  from the folder above
+from benchmarks.versions import versions
 
+ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("gates", "ablations", "steps")
 BIASES = (0.0, -2.0, -5.0, -10.0)
 EPSILONS = (1e-2, 1e-6, 1e-8)
 SMALL = {"layers": 6, "dim": 256, "heads": 4}
 EXAMPLES = """examples:
-  benchmarks/lm/experiments.py --prepare build/lm-data            once, where tokenizers is installed: 20 MB of tokens
-  benchmarks/lm/experiments.py --data build/lm-data --json build/lm.json --part gates
-  benchmarks/lm/experiments.py --data build/lm-data --json build/lm.json --part ablations
-  benchmarks/lm/experiments.py --json build/lm.json --part steps --sizes 1.4b
-  benchmarks/lm/experiments.py --draw build/lm.json               where matplotlib is: docs/experiments
+  python -m benchmarks.lm.experiments --prepare build/lm-data      once, where tokenizers is installed: 20 MB of tokens
+  python -m benchmarks.lm.experiments --data build/lm-data --json build/lm.json --part gates
+  python -m benchmarks.lm.experiments --data build/lm-data --json build/lm.json --part ablations
+  python -m benchmarks.lm.experiments --json build/lm.json --part steps --sizes 1.4b
+  python -m benchmarks.lm.experiments --draw build/lm.json         where matplotlib is: docs/experiments
 Parts add to the JSON file, run by run; what is in it already is not run again."""
 
 
@@ -100,7 +98,7 @@ class Results:
     def add(self, part: str, name: str, result: Any, **fields: Any) -> None:
         entry = self.content.setdefault(part, {"runs": {}})
         entry |= {"about": about(), **fields}
-        command = " ".join(["benchmarks/lm/experiments.py", *sys.argv[1:]])
+        command = " ".join(["python -m benchmarks.lm.experiments", *sys.argv[1:]])
         if command not in entry.setdefault("commands", []):
             entry["commands"].append(command)
         entry["runs"][name] = result
@@ -186,7 +184,7 @@ def ablations(options: argparse.Namespace, results: Results) -> None:
 
 def steps(options: argparse.Namespace, results: Results) -> None:
     """One model after the other, each kept when it is done. Where one does not fit, all get its batch."""
-    import step_time
+    from benchmarks.lm import step_time
 
     models = tuple(options.models.split(","))
     for size in options.sizes.split(","):
@@ -233,7 +231,7 @@ def main() -> None:
     if options.prepare is not None:
         prepare(options.prepare, options.max_tokens, options.vocabulary)
     elif options.draw is not None:
-        from experiments_page import draw
+        from benchmarks.lm.page import draw
 
         draw(options.draw, ROOT / "docs" / "experiments")
     elif options.part is None or options.json is None:

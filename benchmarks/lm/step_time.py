@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Time of a training step: tfla's xLSTM, the published xlstm package, and the Transformer, one after the other.
 
 A step is forward, loss, backward, clipping and AdamW, on rows of random tokens, with float32 master weights. All
@@ -35,9 +34,9 @@ from tfla.lm.training.loss import cross_entropy
 from tfla.lm.training.timing import Setting, make_model, make_step, median_seconds, report
 
 EXAMPLES = """examples:
-  benchmarks/lm/step_time.py --sizes 160m,400m,1.4b --json step.json
-  benchmarks/lm/step_time.py --sizes 1.4b --models exp,xlstm --batch 4 --fuse
-  benchmarks/lm/step_time.py --device cpu --sizes tiny --context 256 --batch 2 --no-compile"""
+  python -m benchmarks.lm.step_time --sizes 160m,400m,1.4b --json step.json
+  python -m benchmarks.lm.step_time --sizes 1.4b --models exp,xlstm --batch 4 --fuse
+  python -m benchmarks.lm.step_time --device cpu --sizes tiny --context 256 --batch 2 --no-compile"""
 SUBJECTS = ("exp", "sigmoid", "xlstm", "xlstm-compiled", "transformer")
 PUBLISHED = ("xlstm", "xlstm-compiled")  # as the package runs, and with its blocks under torch.compile
 XLSTM_KERNELS = {

@@ -1,6 +1,6 @@
 """A training step that is timed: forward, loss, backward, clipping and AdamW on rows of random tokens.
 
-`python -m tfla.lm bench` times our own models with it, benchmarks/lm/step_time.py published packages beside them.
+`python -m tfla.lm bench` times our own models with it, benchmarks/lm/step_time.py times published packages beside them.
 """
 
 from __future__ import annotations
