@@ -15,14 +15,15 @@ from pathlib import Path
 
 import numpy as np
 
-from tfla.lm import checkpoint, preset, recipe
+from tfla.lm import preset, recipe
 from tfla.lm.data import Dataset
+from tfla.lm.data.prepare import Source, prepare
+from tfla.lm.data.tokenizer import Bytes
 from tfla.lm.evaluate import evaluate
 from tfla.lm.generate import Sampling, complete
-from tfla.lm.metrics import read_log
-from tfla.lm.prepare import Source, prepare
-from tfla.lm.tokenizer import Bytes
-from tfla.lm.train import Run, train, vocabulary
+from tfla.lm.training import checkpoint
+from tfla.lm.training.metrics import read_log
+from tfla.lm.training.train import Run, train, vocabulary
 
 LEFT_OUT = ("site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3")
 CLEARLY = 0.3  # nats per byte below the bigram model

@@ -10,8 +10,9 @@ import tokenizers
 import torch
 
 from tfla.lm import LanguageModel, ModelConfig, Recipe
-from tfla.lm.prepare import Source, prepare
+from tfla.lm.data.prepare import Source, prepare
 
+ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "pyproject.toml").exists())
 WORDS = (
     "the state of a sequence is kept in a matrix and read by a query ; gates say what is kept and what is taken".split()
 )

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 
 from lm_inputs import small_model, small_recipe
-from tfla.lm.lock import locked
-from tfla.lm.metrics import read_log
-from tfla.lm.train import Run, train
+from tfla.lm.training.lock import locked
+from tfla.lm.training.metrics import read_log
+from tfla.lm.training.train import Run, train
 
 # name: fields of the recipe, and of the model
 RUNS: dict[str, tuple[dict, dict]] = {

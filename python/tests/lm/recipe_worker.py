@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from lm_inputs import small_model, small_recipe
 from tfla.lm import ModelConfig, Recipe
-from tfla.lm.train import Run, train
+from tfla.lm.training.train import Run, train
 
 # Three phases of the rate in six steps, some of them clipped. The cap of the logits, the decay and Adam's eps are so
 # large that each matters. The eps of the cell's norm and Adam's keep float32's rounding from growing: without them a

@@ -9,8 +9,8 @@ from test_cuda import usable
 from test_lm_model import make_model, packed_targets
 from tfla.lm.data import make_batch
 from tfla.lm.generate import Sampling, Session, complete, generate
-from tfla.lm.metrics import read_log
-from tfla.lm.train import Run, train
+from tfla.lm.training.metrics import read_log
+from tfla.lm.training.train import Run, train
 from tfla.reference import relative_error
 
 pytestmark = pytest.mark.skipif(not usable(), reason="no GPU, or tfla or torch were built without CUDA")

@@ -8,8 +8,8 @@ import torch
 
 from lm_inputs import make_data, write_texts
 from tfla.lm.data import Dataset, Order, make_batch
-from tfla.lm.prepare import Source, prepare
-from tfla.lm.tokenizer import Bytes, TokenizerFile, load, stream
+from tfla.lm.data.prepare import Source, prepare
+from tfla.lm.data.tokenizer import Bytes, TokenizerFile, load, stream
 
 
 def test_batch_begins_with_the_end_of_document():

@@ -13,8 +13,8 @@ import torch
 
 from lm_inputs import make_data, word_tokenizer, write_texts
 from tfla.lm.data import Dataset, Order
-from tfla.lm.prepare import Source, prepare
-from tfla.lm.tokenizer import TokenizerFile, load
+from tfla.lm.data.prepare import Source, prepare
+from tfla.lm.data.tokenizer import TokenizerFile, load
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +167,7 @@ META = [
     (change(eod=None), "eod is None"),
     (change(tokenizer="../../payload"), "dataset.json names a file '../../payload'; it must be the bare name"),
     (change(tokenizer="/etc/passwd"), "names a file '/etc/passwd'"),
-    (change(tokenizer=".metadata"), "names a file '.metadata'"),
+    (change(tokenizer=".metadata"), "tokenizer is '.metadata'; it must be"),
     (change(tokenizer="__0_0.distcp"), "tokenizer is '__0_0.distcp'; it must be 'bytes' or a file like"),
     (change(tokenizer="checkpoint.json"), "tokenizer is 'checkpoint.json'"),
     (change(tokenizer=3), "tokenizer is 3"),

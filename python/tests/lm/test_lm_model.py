@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F
 
 from lm_inputs import EOD, small_model, small_recipe
-from tfla.lm import Documents, LanguageModel, ModelConfig, loss, preset, recipe
+from tfla.lm import Documents, LanguageModel, ModelConfig, preset, recipe
 from tfla.lm.data import make_batch
-from tfla.lm.init import small, wang
-from tfla.lm.metrics import flops_per_token
-from tfla.lm.optimizer import decays, learning_rate, make_optimizer
+from tfla.lm.models.init import small, wang
+from tfla.lm.training import loss
+from tfla.lm.training.metrics import flops_per_token
+from tfla.lm.training.optimizer import decays, learning_rate, make_optimizer
 from tfla.reference import recurrence, relative_error
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -251,7 +252,7 @@ def test_refused(cls, change, sentence):
 def test_unknown_preset_and_field():
     with pytest.raises(ValueError, match="preset is '70b'"):
         preset("70b")
-    with pytest.raises(ValueError, match="width is not a field of ModelConfig"):
+    with pytest.raises(ValueError, match="width is not a field of XLSTMConfig"):
         preset("tiny", width=3)
 
 

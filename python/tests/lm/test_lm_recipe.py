@@ -12,12 +12,13 @@ import recipe_worker
 from lm_inputs import make_data, small_model, small_recipe, write_texts
 from ranks import run_ranks
 from recipe_worker import RUNS, report
-from tfla.lm import LanguageModel, Recipe, checkpoint, recipe
+from tfla.lm import LanguageModel, Recipe, recipe
 from tfla.lm.data import Dataset, Order
-from tfla.lm.metrics import read_log
-from tfla.lm.optimizer import learning_rate
-from tfla.lm.prepare import Source, prepare
-from tfla.lm.train import train
+from tfla.lm.data.prepare import Source, prepare
+from tfla.lm.training import checkpoint
+from tfla.lm.training.metrics import read_log
+from tfla.lm.training.optimizer import learning_rate
+from tfla.lm.training.train import train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -1,6 +1,7 @@
 """The life of a run: one trainer, signals, failed saves, moved folders, more steps, the log."""
 
 import errno
+import fcntl
 import json
 import os
 import resource
@@ -16,13 +17,13 @@ import torch
 
 from lm_inputs import make_data, small_model, small_recipe
 from lm_worker import options
-from tfla.lm import checkpoint, metrics
-from tfla.lm import train as training
 from tfla.lm.cli import main
-from tfla.lm.lock import locked
-from tfla.lm.metrics import Log, Progress, Utilisation, peak_flops, read_log
-from tfla.lm.optimizer import learning_rate, make_optimizer
-from tfla.lm.train import train
+from tfla.lm.training import checkpoint, metrics
+from tfla.lm.training import train as training
+from tfla.lm.training.lock import locked
+from tfla.lm.training.metrics import Log, Progress, Utilisation, peak_flops, read_log
+from tfla.lm.training.optimizer import learning_rate, make_optimizer
+from tfla.lm.training.train import train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 QUIET = ["--device", "cpu", "--no-tensorboard", "--no-progress", "--peak-flops", "1e9"]
@@ -69,6 +70,42 @@ def test_one_trainer_at_a_time(data, tmp_path, capsys):
         holder.wait()
     # The file is still there, its holder is not.
     assert train(small_model(), small_recipe(), data, options(run, stop_after=1))["step"] == 1
+
+
+def test_a_run_that_is_refused_leaves_nothing(data, tmp_path, capsys):
+    """Its model cannot be built, which is known when the lock is held: 5 heads do not divide 128."""
+    command = ["train", "--data", str(data), "--heads", "5", *QUIET, "--out"]
+    assert main([*command, str(tmp_path / "runs" / "new")]) == 2
+    assert "qk_factor makes 64 of dim 128" in capsys.readouterr().err and not list(tmp_path.iterdir())
+    # What was there before stays, and so does what a run has written.
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").touch()
+    assert main([*command, str(tmp_path / "notes")]) == 2
+    assert os.listdir(tmp_path / "notes") == ["mine.txt"]
+    with pytest.raises(KeyError), locked(tmp_path / "run"):
+        (tmp_path / "run" / "log.jsonl").touch()
+        raise KeyError
+    assert sorted(os.listdir(tmp_path / "run")) == [".lock", "log.jsonl"]
+    with pytest.raises(KeyError), locked(tmp_path / "run"):
+        raise KeyError
+    assert sorted(os.listdir(tmp_path / "run")) == [".lock", "log.jsonl"]
+
+
+def test_a_lock_that_is_removed_meanwhile_is_taken_again(tmp_path, monkeypatch):
+    """By a run that failed, between the opening of the file and the lock on it."""
+    run, flock, seen = tmp_path / "run", fcntl.flock, []
+
+    def late(handle, how):
+        seen.append(handle)
+        if len(seen) == 1:
+            shutil.rmtree(run)
+        flock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with locked(run):
+        assert len(seen) == 2 and str(os.getpid()) in (run / ".lock").read_text()
+        with pytest.raises(BlockingIOError), locked(run):
+            pass
 
 
 def test_hangup_that_is_ignored_stays_ignored(data, tmp_path, monkeypatch):
@@ -126,22 +163,22 @@ def test_run_can_be_shortened_to_what_is_not_done_yet(data, tmp_path):
 
 def test_folders_may_move(data, tmp_path, monkeypatch, capsys):
     """The working folder, the run and, when it is said where to, the dataset."""
-    for name in ("work", "else"):
+    for name in ("here", "elsewhere"):
         (tmp_path / name).mkdir()
-    shutil.copytree(data, tmp_path / "work" / "data")
-    monkeypatch.chdir(tmp_path / "work")
+    shutil.copytree(data, tmp_path / "here" / "data")
+    monkeypatch.chdir(tmp_path / "here")
     fields = "--layers 1 --dim 32 --heads 2 --context 32 --batch 2 --warmup 1 --cooldown 1 --steps 6".split()
     assert main(["train", "--data", "data", "--out", "run", *fields, *QUIET, "--stop-after", "2"]) == 0
-    Path("run").rename("../else/moved")
-    monkeypatch.chdir(tmp_path / "else")
+    Path("run").rename("../elsewhere/moved")
+    monkeypatch.chdir(tmp_path / "elsewhere")
     assert main(["train", "--out", "moved", *QUIET, "--stop-after", "4"]) == 0
     assert main(["eval", "moved", "--device", "cpu"]) == 0
-    Path("../work/data").rename("../data-now")
+    Path("../here/data").rename("../data-now")
     capsys.readouterr()
     for command in (["eval", "moved", "--device", "cpu"], ["train", "--out", "moved", *QUIET]):
         assert main(command) == 2
         line = capsys.readouterr().err
-        assert line.startswith(f"tfla: {tmp_path}/work/data, the dataset of moved") and "say with --data" in line
+        assert line.startswith(f"tfla: {tmp_path}/here/data, the dataset of moved") and "say with --data" in line
         assert main([*command, "--data", "../data-now"]) == 0
         capsys.readouterr()
     assert main(["eval", "moved", "--device", "cpu"]) == 0  # the last checkpoint knows the new place

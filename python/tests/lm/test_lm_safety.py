@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from lm_inputs import small_model, write_texts
-from tfla.lm import checkpoint, storage
 from tfla.lm.cli import main
-from tfla.lm.train import Run
+from tfla.lm.training import checkpoint, storage
+from tfla.lm.training.train import Run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = (
@@ -179,7 +179,7 @@ def test_shards_lie_in_the_checkpoint(folder, capsys):
         place.relative_path = "../../elsewhere"
     (path / ".metadata").write_bytes(pickle.dumps(metadata))
     sign(path)
-    assert "the file name '../../elsewhere'" in refused(COMMANDS["generate"], capsys)
+    assert "names a file '../../elsewhere'" in refused(COMMANDS["generate"], capsys)
 
 
 BAD_META = {

@@ -15,11 +15,11 @@ import torch
 from lm_inputs import make_data, small_model, small_recipe, write_texts
 from lm_worker import RUNS, options
 from ranks import run_ranks
-from tfla.lm import checkpoint, storage
-from tfla.lm import train as training
-from tfla.lm.metrics import Log, read_log
-from tfla.lm.prepare import Source, prepare
-from tfla.lm.train import Run, train
+from tfla.lm.data.prepare import Source, prepare
+from tfla.lm.training import checkpoint, storage
+from tfla.lm.training import train as training
+from tfla.lm.training.metrics import Log, read_log
+from tfla.lm.training.train import Run, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -12,13 +12,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lm_inputs import EOD, PROMPTS, make_data, small_model, word_tokenizer, write_texts
-from tfla.lm import LanguageModel, bench, checks, cli, convert
-from tfla.lm.checkpoint import save_model
+from tfla.lm import LanguageModel, convert
 from tfla.lm.cli import main
+from tfla.lm.commands import bench
+from tfla.lm.commands import prepare as prepare_command
 from tfla.lm.data import Dataset
+from tfla.lm.data.prepare import Source, prepare
 from tfla.lm.evaluate import check_tokens, evaluate
 from tfla.lm.generate import Sampling, Session, generate
-from tfla.lm.prepare import Source, prepare
+from tfla.lm.training.checkpoint import save_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -362,7 +364,7 @@ def test_which_errors_are_sentences(monkeypatch, capsys, error, message, code):
     def fail(_):
         raise error
 
-    monkeypatch.setattr(cli, "_prepare", fail)
+    monkeypatch.setattr(prepare_command, "run", fail)
     command = ["prepare", "x", "--out", "y"]
     if message is None:  # an error in the program shows its place
         with pytest.raises(type(error)):
@@ -411,28 +413,6 @@ def test_a_pipe_that_is_not_the_output(monkeypatch, capsys):
     def fail(_):
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
-    monkeypatch.setattr(cli, "_prepare", fail)
+    monkeypatch.setattr(prepare_command, "run", fail)
     assert main(["prepare", "x", "--out", "y"]) == 2
     assert capsys.readouterr().err == "tfla: Broken pipe\n"
-
-
-# --- memory
-
-
-@pytest.mark.parametrize("error", [row[0] for row in ERRORS if row[1] and "memory" in row[1]], ids=repr)
-def test_bench_halves_the_batch_where_memory_does_not_suffice(monkeypatch, error):
-    seen = []
-
-    def measure(subject, options):
-        seen.append((subject, options.batch))
-        if options.batch > 1:
-            raise error
-        return {"model": subject, "size": options.size}
-
-    monkeypatch.setattr(bench, "measure", measure)
-    monkeypatch.setattr(bench, "release", lambda: None)  # there is nothing, and it takes long
-    options = bench.Options("tiny", context=8, batch=2, device="cpu", compile=False)
-    rows = bench.compare(("exp", "sigmoid"), options, lambda text: None)
-    assert seen == [("exp", 2), ("exp", 1), ("sigmoid", 1)] and [row["batch"] for row in rows] == [1, 1]
-    assert checks.out_of_memory(error) and not checks.out_of_memory(RuntimeError("shapes differ"))
-    assert not checks.out_of_memory(ValueError("out of memory"))

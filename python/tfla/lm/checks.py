@@ -21,6 +21,13 @@ def is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def bare_name(name: object, file: Path) -> str:
+    """A name that `file` gives: of a file beside it, so that what others wrote leads nowhere else."""
+    if not isinstance(name, str) or name in ("", ".", "..") or set(name) & {"/", "\\", "\0"}:
+        raise ValueError(f"tfla: {file} names a file {name!r}; it must be the bare name of a file beside it")
+    return name
+
+
 def check_positive(name: str, value: object, otherwise: str = "") -> None:
     if not isinstance(value, int) or not is_whole(value) or value <= 0:
         raise ValueError(f"tfla: {name} is {value!r}; it must be a positive whole number{otherwise}")

@@ -1,104 +1,42 @@
-"""Weights in the layouts of the package xlstm and of Hugging Face transformers, as safetensors, there and back."""
+"""Weights in the layouts of published packages, as safetensors, there and back.
+
+Which packages, and what of a model they can say, belongs to its kind (`tfla.lm.models`).
+"""
 
 from __future__ import annotations
 
 import importlib
 import json
-import math
 import re
 import reprlib
 import shutil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tfla._options import unknown
-from tfla.lm.checks import read_object
-from tfla.lm.config import InputGate, ModelConfig, feed_forward_dim
+from tfla.lm.checks import bare_name, read_object
+from tfla.lm.fields import from_dict
 from tfla.lm.model import LanguageModel
-from tfla.lm.tokenizer import bare_name
-
-Layout = Literal["xlstm", "huggingface"]
-EMBEDDING = {"xlstm": "embedding.weight", "huggingface": "backbone.embeddings.weight"}
-# Ours to theirs, inside a block.
-BLOCK = {
-    "norm_mix.weight": "norm_mlstm.weight",
-    "norm_ffn.weight": "norm_ffn.weight",
-    "mix.q.weight": "mlstm_layer.q.weight",
-    "mix.k.weight": "mlstm_layer.k.weight",
-    "mix.v.weight": "mlstm_layer.v.weight",
-    "mix.output_gate.weight": "mlstm_layer.ogate_preact.weight",
-    "mix.cell.input_gate.weight": "mlstm_layer.igate_preact.weight",
-    "mix.cell.input_gate.bias": "mlstm_layer.igate_preact.bias",
-    "mix.cell.forget_gate.weight": "mlstm_layer.fgate_preact.weight",
-    "mix.cell.forget_gate.bias": "mlstm_layer.fgate_preact.bias",
-    "mix.norm_weight": "mlstm_layer.multihead_norm.weight",
-    "mix.out.weight": "mlstm_layer.out_proj.weight",
-    "ffn.gate.weight": "ffn.proj_up_gate.weight",
-    "ffn.up.weight": "ffn.proj_up.weight",
-    "ffn.down.weight": "ffn.proj_down.weight",
-}
-KERNELS = {
-    "xlstm": ("chunkwise--triton_limit_chunk", "native_sequence__triton", "triton"),
-    "huggingface": ("chunkwise--native_autograd", "native_sequence__native", "native"),
-}
-SIGMOID_KERNEL = "chunkwise--triton_xl_chunk_siging"
+from tfla.lm.models.base import KINDS, Exchange, ModelConfig, kinds_that
 
 
-def key_map(config: ModelConfig, layout: Layout) -> dict[str, str]:
-    """Their key of each of ours."""
-    keys = {"embedding.weight": EMBEDDING[layout], "norm.weight": "backbone.out_norm.weight"}
-    keys["head.weight"] = "lm_head.weight"
-    for layer in range(config.layers):
-        keys |= {f"blocks.{layer}.{ours}": f"backbone.blocks.{layer}.{theirs}" for ours, theirs in BLOCK.items()}
-    return keys
+def layouts() -> tuple[str, ...]:
+    """That some kind of model is exported to."""
+    return tuple(dict.fromkeys(name for kind in KINDS.values() if kind.exchange for name in kind.exchange.layouts))
 
 
-def export_config(config: ModelConfig, layout: Layout, eod: int | None = None) -> dict[str, Any]:
-    """Their config of our model, or a refusal that names what it cannot say."""
-    if layout not in KERNELS:
-        raise unknown("layout", layout, tuple(KERNELS))
-    refused = {
-        "kind": config.kind != "xlstm",
-        "cell_norm": config.cell_norm != "layer",
-        "cell_norm_eps": config.cell_norm_eps != config.norm_eps,
-        "gate_soft_cap": config.gate_soft_cap is None,
-        "logit_soft_cap": config.logit_soft_cap is None,
-        "normalizer": (config.normalizer or ("max" if config.gate == "exp" else "none")) != "max",
-    }
-    for name, bad in refused.items():
-        if bad:
-            value = getattr(config, name)
-            raise ValueError(
-                f"tfla: {name} is {value!r}, which the layout {layout!r} cannot say; only its own can be exported"
-            )
-    factor, multiple = 2.6667, 64
-    if config.feed_forward != feed_forward_dim(config.dim):
-        factor, multiple = (config.feed_forward + 0.5) / config.dim, 1
-    chunkwise, sequence, step = KERNELS[layout]
-    theirs: dict[str, Any] = {
-        "embedding_dim": config.dim, "num_heads": config.heads, "num_blocks": config.layers, "vocab_size": config.vocab,
-        "use_bias": False, "norm_eps": config.norm_eps, "norm_reduction_force_float32": True, "add_out_norm": True,
-        "qk_dim_factor": config.qk_factor, "v_dim_factor": config.v_factor,
-        "chunkwise_kernel": SIGMOID_KERNEL if config.gate == "sigmoid" else chunkwise, "sequence_kernel": sequence,
-        "step_kernel": step, "mode": "inference", "chunk_size": 64, "return_last_states": True,
-        "autocast_kernel_dtype": "bfloat16", "eps": config.eps, "inference_state_dtype": "float32",
-        "ffn_proj_factor": factor, "ffn_round_up_to_multiple_of": multiple, "gate_soft_cap": config.gate_soft_cap,
-        "output_logit_soft_cap": config.logit_soft_cap, "weight_mode": "single",
-    }  # fmt: skip
-    if layout == "huggingface":
-        # Both names of each pair: one alone leaves the other at its default there.
-        theirs |= {"hidden_size": config.dim, "num_hidden_layers": config.layers, "model_type": "xlstm"}
-        theirs |= {
-            "architectures": ["xLSTMForCausalLM"],
-            "tie_word_embeddings": False,
-            "max_inference_chunksize": 16384,
-        }
-        if eod is not None:
-            theirs |= {"bos_token_id": eod, "eos_token_id": eod, "pad_token_id": eod}
-    return theirs
+def _exchange(config: ModelConfig, layout: str) -> Exchange[Any]:
+    if layout not in layouts():
+        raise unknown("layout", layout, layouts())
+    exchange = KINDS[config.kind].exchange
+    if exchange is None or layout not in exchange.layouts:
+        raise ValueError(
+            f"tfla: kind is {config.kind!r}, which the layout {layout!r} cannot say; only its own can be exported"
+        )
+    return exchange
 
 
 def _safetensors() -> Any:
@@ -120,14 +58,15 @@ def _yaml(values: dict[str, Any]) -> str:
 
 
 def export(
-    model: LanguageModel, out: Path, layout: Layout, *, dtype: torch.dtype = torch.float32, eod: int | None = None
+    model: LanguageModel, out: Path, layout: str, *, dtype: torch.dtype = torch.float32, eod: int | None = None
 ) -> None:
     """A folder that xlstm's load_from_pretrained, or transformers' from_pretrained, takes."""
-    config = export_config(model.config, layout, eod)
+    exchange = _exchange(model.config, layout)
+    config = exchange.fields(model.config, layout, eod)
     if out.exists():
         raise FileExistsError(f"tfla: {out} exists; give another folder, or remove it")
     weights = model.state_dict()
-    theirs = {name: weights[ours].to(dtype).contiguous() for ours, name in key_map(model.config, layout).items()}
+    theirs = {name: weights[ours].to(dtype).contiguous() for ours, name in exchange.keys(model.config, layout).items()}
     library = _safetensors()
     out.mkdir(parents=True)
     try:
@@ -136,11 +75,10 @@ def export(
             library.save_file(theirs, file, metadata={"format": "pt"})
         except Exception as error:  # the library's own error type, of a full disk too
             raise ValueError(f"tfla: {file} cannot be written: {error}") from None
-        if layout == "xlstm":
-            (out / "config.yaml").write_text(_yaml(config))
-        else:
+        name = exchange.layouts[layout]
+        if not name.endswith(".yaml"):
             config["torch_dtype"] = str(dtype).removeprefix("torch.")
-            (out / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+        (out / name).write_text(_yaml(config) if name.endswith(".yaml") else json.dumps(config, indent=1) + "\n")
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)
         raise
@@ -198,82 +136,22 @@ def _read_config(file: Path) -> dict[str, Any]:
     return values
 
 
-def _separate(weights: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Fused weights (weight_mode "fused") as separate ones."""
-    result = dict(weights)
-    for key in weights:
-        prefix, _, name = key.rpartition(".")
-        stem, _, last = prefix.rpartition(".")
-        if last == "qkv_opreact":
-            norm = weights.get(f"{stem}.multihead_norm.weight")
-            whole = result.pop(key)
-            value_dim = 0 if norm is None else norm.numel()
-            qk_dim = (len(whole) - 2 * value_dim) // 2 if whole.dim() else 0
-            if qk_dim <= 0 or not value_dim or 2 * (qk_dim + value_dim) != len(whole):
-                raise ValueError(
-                    f"tfla: {key} of {path} has shape {tuple(whole.shape)}, "
-                    f"which is not queries, keys, values and gates for {value_dim} values"
-                )
-            parts = whole.split([qk_dim, qk_dim, value_dim, value_dim])
-            result |= {
-                f"{stem}.{part}.{name}": x for part, x in zip(("q", "k", "v", "ogate_preact"), parts, strict=True)
-            }
-        elif last == "ifgate_preact":
-            parts = result.pop(key).chunk(2)
-            result |= {
-                f"{stem}.{part}.{name}": x for part, x in zip(("igate_preact", "fgate_preact"), parts, strict=True)
-            }
-        elif last == "proj_up_gate_z":
-            parts = result.pop(key).chunk(2)
-            result |= {f"{stem}.{part}.{name}": x for part, x in zip(("proj_up_gate", "proj_up"), parts, strict=True)}
-    return result
-
-
-def _number(given: dict[str, Any], file: Path, name: str, default: float) -> float:
-    """YAML reads some numbers as texts."""
-    value = given.get(name, default)
-    try:
-        result = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        result = math.nan
-    if not 0 < result < math.inf:
-        raise ValueError(f"tfla: {file}: {name} is {reprlib.repr(value)}; it must be a positive number")
-    return result
-
-
-def _config(weights: dict[str, Tensor], layout: Layout, path: Path, given: dict[str, Any], file: Path) -> ModelConfig:
-    """Sizes come from the weights, the rest from the config."""
-    axes = {
-        EMBEDDING[layout]: 2, "backbone.blocks.0.ffn.proj_up.weight": 2,
-        "backbone.blocks.0.mlstm_layer.igate_preact.bias": 1, "backbone.blocks.0.mlstm_layer.q.weight": 2,
-        "backbone.blocks.0.mlstm_layer.v.weight": 2,
-    }  # fmt: skip
-    for key, count in axes.items():
-        if key not in weights:
-            raise ValueError(f"tfla: {path} has no weight {key}; it is not an xLSTM of a published layout")
-        shape = tuple(weights[key].shape)
-        if len(shape) != count or 0 in shape:
-            raise ValueError(f"tfla: {key} of {path} has shape {shape}; it must have {count} axes, none of them empty")
-    (vocab, dim), (hidden, _), (heads,), (qk, _), (v, _) = (weights[key].shape for key in axes)
-    blocks = {int(match[1]) for key in weights if (match := re.match(r"backbone\.blocks\.(\d{1,9})\.", key))}
-    kernel = str(given.get("chunkwise_kernel", ""))
-    gate: InputGate = "sigmoid" if "siging" in kernel else "exp"
-    norm_eps = _number(given, file, "norm_eps", 1e-6)
-    return ModelConfig(
-        layers=len(blocks), dim=dim, heads=heads, vocab=vocab, ffn_dim=hidden, qk_factor=qk / dim, v_factor=v / dim,
-        gate=gate, normalizer="max" if gate == "sigmoid" else None, eps=_number(given, file, "eps", 1e-6),
-        norm_eps=norm_eps, cell_norm_eps=norm_eps, gate_soft_cap=_number(given, file, "gate_soft_cap", 15.0),
-        logit_soft_cap=_number(given, file, "output_logit_soft_cap", 30.0),
-    )  # fmt: skip
+def _recognised(weights: dict[str, Tensor], path: Path) -> tuple[str, Exchange[Any], str]:
+    """The kind of weights, how it is exchanged, and their layout."""
+    for name, kind in KINDS.items():
+        layout = None if kind.exchange is None else kind.exchange.recognise(weights)
+        if kind.exchange is not None and layout is not None:
+            return name, kind.exchange, layout
+    raise ValueError(f"tfla: {path} holds no weights of a published {kinds_that('exchange')}")
 
 
 def import_model(path: Path) -> LanguageModel:
-    """A model from either layout."""
+    """A model from any layout."""
     weights, given, file = _read(path)
-    weights = _separate(weights, path)
-    layout: Layout = "huggingface" if EMBEDDING["huggingface"] in weights else "xlstm"
-    config = _config(weights, layout, path, given, file)
-    keys = key_map(config, layout)
+    kind, exchange, layout = _recognised(weights, path)
+    fields, weights = exchange.read(weights, layout, given, path, file)
+    config = from_dict(ModelConfig, {"kind": kind, **fields})
+    keys = exchange.keys(config, layout)
     missing = sorted(set(keys.values()) - weights.keys())
     extra = sorted(weights.keys() - set(keys.values()))
     if missing or extra:

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tfla.lm import tokenizer
-from tfla.lm.checks import check_positive
-from tfla.lm.data import Dataset
-from tfla.lm.loss import IGNORED
-from tfla.lm.parallel import World
+from tfla.lm.checks import bare_name, check_positive
+from tfla.lm.data import Dataset, tokenizer
+from tfla.lm.training.loss import IGNORED
+from tfla.lm.training.parallel import World
 
 BUCKETS = 32  # of positions: [2^j - 1, 2^(j+1) - 1)
 
@@ -44,7 +43,7 @@ def check_tokens(data: Dataset, checkpoint: Path, meta: dict[str, Any]) -> None:
         if ours != theirs:
             raise ValueError(f"tfla: {data.directory} has tokens of {theirs}, {checkpoint} of {ours}; {advice}")
     else:
-        files = data.directory / theirs, checkpoint / tokenizer.bare_name(ours, checkpoint)
+        files = data.directory / theirs, checkpoint / bare_name(ours, checkpoint)
         if not tokenizer.same(*files):
             raise ValueError(f"tfla: {files[0]} is another tokenizer than {files[1]}; {advice}")
     if meta["eod"] != data.eod:

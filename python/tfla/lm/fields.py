@@ -1,4 +1,10 @@
-"""Configurations as dataclasses that check the types and ranges of their fields and travel through dictionaries."""
+"""Configurations as dataclasses: a field says its type, range, default and meaning once.
+
+    lr: Positive = option("peak learning rate")
+    min_lr: Annotated[float, Range(at_least=0, at_most=1)] = option("where the cosine ends, as a part of lr", 0.1)
+
+Checks, command line and docs/lm.md take them from there. Configurations travel through dictionaries.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +12,7 @@ import dataclasses
 import math
 import types
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -42,6 +49,21 @@ Positive = Annotated[float, Range(above=0)]
 NotNegative = Annotated[float, Range(at_least=0)]
 
 
+def option(
+    meaning: str,
+    default: Any = dataclasses.MISSING,
+    *,
+    flag: str | None = None,
+    unit: str | None = None,
+    choices: Callable[[], tuple[str, ...]] | None = None,
+) -> Any:
+    """A field of a configuration. On the command line: flag, its name if that is another; unit, of its value; choices,
+    where the type does not say them."""
+    return dataclasses.field(
+        default=default, metadata={"meaning": meaning, "flag": flag, "unit": unit, "choices": choices}
+    )
+
+
 def replace(config: _T, changes: dict[str, Any]) -> _T:
     return from_dict(type(config), {**to_dict(config), **changes})
 
@@ -52,7 +74,10 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def from_dict(cls: type[_T], values: dict[str, Any]) -> _T:
     """The inverse of to_dict, also after a way through JSON, where tuples are lists."""
-    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    chosen: Any = cls
+    if hasattr(cls, "choose"):  # the values say which class it is
+        chosen, values = cls.choose(values)
+    fields = dataclasses.fields(chosen)
     names = {field.name for field in fields}
     for name in values:
         if name not in names:
@@ -60,7 +85,7 @@ def from_dict(cls: type[_T], values: dict[str, Any]) -> _T:
     for field in fields:
         if field.name not in values and field.default is field.default_factory is dataclasses.MISSING:
             raise ValueError(f"tfla: {field.name} is missing; a {cls.__name__} has no default for it")
-    return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    return chosen(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
 def field_types(cls: type) -> dict[str, Any]:

@@ -11,18 +11,20 @@ import torch
 from torch import Tensor
 
 from tfla.lm.checks import is_whole, naming
-from tfla.lm.fields import Count, NotNegative, Range, check_fields, to_dict
-from tfla.lm.model import LanguageModel
-from tfla.nn import State
+from tfla.lm.fields import Count, NotNegative, Range, check_fields, option, to_dict
+from tfla.lm.model import LanguageModel, check_decodes
+from tfla.lm.models.base import ModelConfig, SequenceState
 
 FORMAT = "tfla.lm session"
 
 
 @dataclass(frozen=True)
 class Sampling:
-    temperature: NotNegative = 1.0  # 0: the likeliest token
-    top_k: Count | None = None  # None: of all tokens
-    top_p: Annotated[float, Range(above=0, at_most=1)] | None = None
+    temperature: NotNegative = option("0 takes the likeliest token", 1.0)
+    top_k: Count | None = option("choose among so many likeliest tokens; none: among all", None)
+    top_p: Annotated[float, Range(above=0, at_most=1)] | None = option(
+        "choose among the likeliest tokens that reach this probability together; none: among all", None
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -61,18 +63,17 @@ class Session:
         if not prompts or empty:
             where = f"prompt {empty[0]}" if empty else "the list of prompts"
             raise ValueError(f"tfla: {where} is empty; a text begins with the end-of-document token")
-        self.states: list[State] = []
+        self.states: list[SequenceState] = []
         self.logits = self._prefill(prompts, None)
 
     def _begin(self, model: LanguageModel) -> None:
-        if model.config.kind != "xlstm":
-            raise ValueError(f"tfla: kind is {model.config.kind!r}; only an xlstm generates")
+        check_decodes(model.config)
         self.model = model
         self.device = next(model.parameters()).device
         self._graph: Any = None
 
     @torch.inference_mode()
-    def _prefill(self, prompts: Sequence[Sequence[int]], states: list[State] | None) -> Tensor:
+    def _prefill(self, prompts: Sequence[Sequence[int]], states: list[SequenceState] | None) -> Tensor:
         _check_tokens("prompts", [token for prompt in prompts for token in prompt], self.model.config.vocab)
         lengths = torch.tensor([0, *map(len, prompts)], device=self.device)
         tokens = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
@@ -150,6 +151,7 @@ class Session:
         ours, theirs = to_dict(model.config), content.get("model")
         if not isinstance(theirs, dict):
             raise ValueError(f"tfla: {path} does not say its model; it is not a saved session")
+        _, theirs = ModelConfig.choose(theirs)
         for name in sorted(ours.keys() | theirs.keys()):
             if ours.get(name) != theirs.get(name):
                 was, now = theirs.get(name), ours.get(name)
@@ -160,7 +162,7 @@ class Session:
         return session
 
 
-def _saved_tensors(content: dict[str, Any], model: LanguageModel, path: Path) -> tuple[Tensor, list[State]]:
+def _saved_tensors(content: dict[str, Any], model: LanguageModel, path: Path) -> tuple[Tensor, list[SequenceState]]:
     """Logits and states of a saved session on the model's device, as they would be if the model had made them."""
     logits, parts = content.get("logits"), content.get("states")
     if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] != model.config.vocab:
@@ -172,7 +174,7 @@ def _saved_tensors(content: dict[str, Any], model: LanguageModel, path: Path) ->
         shapes = {name: getattr(x, "shape", None) for name, x in part.items()} if isinstance(part, dict) else None
         if shapes != {name: x.shape for name, x in like._asdict().items()}:
             raise ValueError(f"tfla: the state of layer {layer} in {path} is not one of this model; it is damaged")
-        like.copy_(State(**part))
+        like.copy_(type(like)(**part))
     return logits.to(next(model.parameters()).device), expected
 
 

@@ -9,12 +9,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tfla.lm.config import SOFT_RESET, ModelConfig
-from tfla.lm.init import initialize
-from tfla.lm.layers import Documents, RMSNorm, SwiGLU, soft_cap
-from tfla.lm.loss import cross_entropy, token_losses
-from tfla.lm.transformer import Attention, attention_mask, has_packed_kernel, rotations
-from tfla.nn import MLSTMLayer, State
+from tfla.lm.models.base import ModelConfig, SequenceState, find, kinds_that
+from tfla.lm.models.init import initialize
+from tfla.lm.models.layers import Block, Documents, RMSNorm, soft_cap
+from tfla.lm.training.loss import cross_entropy, token_losses
 from tfla.nn.cell import Mode
 from tfla.nn.linear import Linear
 
@@ -24,31 +22,16 @@ class Losses(NamedTuple):
     tokens: Tensor | None = None  # (B,T) of each; only outside of training
 
 
-def mlstm_layer(config: ModelConfig) -> MLSTMLayer:
-    return MLSTMLayer(
-        config.dim, config.heads, qk_factor=config.qk_factor, v_factor=config.v_factor, gate=config.gate,
-        normalizer=config.normalizer, norm=config.cell_norm, eps=config.eps, norm_eps=config.cell_norm_eps,
-        soft_cap=config.gate_soft_cap, chunk_size=config.chunk_size, input_gate_bias=config.input_gate_bias,
-        forget_gate_bias=config.forget_gate_bias, train_input_gate=config.train_input_gate,
-        reset=float("-inf") if config.reset == "exact" else SOFT_RESET, track_gates=True, fuse=config.fuse,
-    )  # fmt: skip
+def check_decodes(config: ModelConfig) -> None:
+    if not find(config.kind).decodes:
+        raise ValueError(f"tfla: kind is {config.kind!r}, which keeps no state; only {kinds_that('decodes')} generates")
 
 
-class Block(nn.Module):
-    """x + mix(norm(x)), then x + ffn(norm(x)). What a sequence layer needs besides x is passed on to it."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.norm_mix, self.norm_ffn = (RMSNorm(config.dim, config.norm_eps) for _ in range(2))
-        self.mix: MLSTMLayer | Attention = mlstm_layer(config) if config.kind == "xlstm" else Attention(config)
-        self.ffn = SwiGLU(config.dim, config.feed_forward, config.fuse)
-
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        mixed = self.mix(self.norm_mix(x), *args, **kwargs)
-        mixed, *state = mixed if isinstance(mixed, tuple) else (mixed,)
-        x = x + mixed
-        x = x + self.ffn(self.norm_ffn(x))
-        return (x, *state) if state else x
+def check_shares_sequences(config: ModelConfig) -> None:
+    if not find(config.kind).shares_sequences:
+        raise ValueError(
+            f"tfla: context_parallel is given for kind {config.kind!r}; only {kinds_that('shares_sequences')} has it"
+        )
 
 
 class LanguageModel(nn.Module):
@@ -63,12 +46,12 @@ class LanguageModel(nn.Module):
     def __init__(self, config: ModelConfig, dtype: torch.dtype = torch.float32) -> None:
         """dtype: of the computation, beginning with the embedding's output; parameters are float32."""
         super().__init__()
-        self.config, self.dtype = config, dtype
+        self.config, self.kind, self.dtype = config, find(config.kind), dtype
         self.checkpoint_activations = False
         self.compiled_loss = False
         self.group: dist.ProcessGroup | None = None  # context parallel: tokens are this rank's stretch of every row
         self.embedding = nn.Embedding(config.vocab, config.dim)
-        self.blocks = nn.ModuleList([Block(config) for _ in range(config.layers)])
+        self.blocks = nn.ModuleList([Block(config, self.kind.mixer(config)) for _ in range(config.layers)])
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.head = Linear(config.dim, config.vocab, bias=False)
         initialize(self)
@@ -78,7 +61,7 @@ class LanguageModel(nn.Module):
         tokens: Tensor,
         targets: Tensor | None = None,
         documents: Documents | None = None,
-        states: list[State] | None = None,
+        states: list[SequenceState] | None = None,
         *,
         mode: Mode = "train",
         cu_seqlens: Tensor | None = None,
@@ -116,27 +99,10 @@ class LanguageModel(nn.Module):
         return Losses(losses.sum(), losses.view(targets.shape))
 
     def _train(self, tokens: Tensor, documents: Documents | None) -> Tensor:
-        options: dict[str, Any] = {}
-        if self.config.kind == "transformer":
-            if self.group is not None:
-                raise ValueError("tfla: context_parallel is given for a Transformer; only the xLSTM has it")
-            x = self.embedding(tokens).to(self.dtype)
-            size = self.config.dim // self.config.heads
-            options["rotation"] = rotations(tokens.shape[1], size, self.config.rope_base, x)
-            if documents is not None and (documents.cu_seqlens is None or not has_packed_kernel(x)):
-                documents = documents._replace(mask=attention_mask(documents.starts))
-            options["documents"] = documents
-        else:
-            if self.group is not None:
-                options["group"] = self.group
-            if documents is not None:
-                packed = documents.cu_seqlens is not None and self.config.reset == "exact" and self.group is None
-                if packed:
-                    tokens = tokens.reshape(1, -1)
-                    options["cu_seqlens"] = documents.cu_seqlens
-                else:
-                    options["starts"] = documents.starts
-            x = self.embedding(tokens).to(self.dtype)
+        if self.group is not None:
+            check_shares_sequences(self.config)
+        tokens, options = self.kind.arrange(self.config, tokens, documents, self.dtype, self.group)
+        x = self.embedding(tokens).to(self.dtype)
         for block in self.blocks:
             if self.checkpoint_activations and torch.is_grad_enabled():
                 x = checkpoint(block, x, use_reentrant=False, **options)
@@ -145,16 +111,18 @@ class LanguageModel(nn.Module):
         return x
 
     def _infer(
-        self, tokens: Tensor, states: list[State] | None, mode: Mode, cu_seqlens: Tensor | None, slots: Tensor | None
-    ) -> tuple[Tensor, list[State]]:
-        if self.config.kind == "transformer":
-            raise ValueError(
-                f"tfla: mode is {mode!r} for a Transformer, which has no state; it is a baseline for training"
-            )
+        self,
+        tokens: Tensor,
+        states: list[SequenceState] | None,
+        mode: Mode,
+        cu_seqlens: Tensor | None,
+        slots: Tensor | None,
+    ) -> tuple[Tensor, list[SequenceState]]:
+        check_decodes(self.config)
         x = self.embedding(tokens).to(self.dtype)
-        after: list[State] = []
+        after: list[SequenceState] = []
         for layer, block in enumerate(self.blocks):
-            state = None if states is None else states[layer]
+            state: Any = None if states is None else states[layer]
             if mode == "prefill":
                 x, state = block(x, state, mode=mode, cu_seqlens=cu_seqlens)
                 after.append(state)
@@ -163,8 +131,8 @@ class LanguageModel(nn.Module):
         return x, after
 
     def prefill(
-        self, tokens: Tensor, cu_seqlens: Tensor | None = None, states: list[State] | None = None
-    ) -> tuple[Tensor, list[State]]:
+        self, tokens: Tensor, cu_seqlens: Tensor | None = None, states: list[SequenceState] | None = None
+    ) -> tuple[Tensor, list[SequenceState]]:
         """Logits (N,vocab) after the last token of each sequence, and the states there.
 
         tokens (B,T), or (1,total) with the boundaries of N sequences of any length (none of them empty) in cu_seqlens.
@@ -175,7 +143,7 @@ class LanguageModel(nn.Module):
             rows = cu_seqlens[1:].long() - 1
         return self(tokens, states=states, mode="prefill", cu_seqlens=cu_seqlens, rows=rows)
 
-    def decode(self, tokens: Tensor, states: list[State], slots: Tensor | None = None) -> Tensor:
+    def decode(self, tokens: Tensor, states: list[SequenceState], slots: Tensor | None = None) -> Tensor:
         """Logits (B,vocab) after one more token (B) of each sequence; states are updated in place."""
         return self(tokens, states=states, mode="decode", slots=slots)
 
@@ -187,13 +155,13 @@ class LanguageModel(nn.Module):
                 parameter.data = parameter.data.to(self.dtype)
         return self
 
-    def new_states(self, sequences: int) -> list[State]:
+    def new_states(self, sequences: int) -> list[SequenceState]:
         layers: list[Any] = [block.mix for block in self.blocks]
         return [layer.new_state(sequences) for layer in layers]
 
     def input_gate_max(self) -> Tensor | None:
         """The largest input gate pre-activation of the last training step, over all layers."""
-        if self.config.kind == "transformer":
-            return None
-        layers: list[Any] = [block.mix for block in self.blocks]
-        return torch.stack([layer.cell.input_gate_max for layer in layers]).max()
+        blocks: list[Any] = list(self.blocks)
+        largest = [self.kind.input_gate_max(block.mix) for block in blocks]
+        known = [value for value in largest if value is not None]
+        return torch.stack(known).max() if known else None

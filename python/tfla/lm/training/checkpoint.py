@@ -21,11 +21,12 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from tfla.lm import storage
+from tfla.lm.checks import bare_name
 from tfla.lm.config import ModelConfig, Recipe
 from tfla.lm.fields import Count, Range, check, from_dict, replace, to_dict
 from tfla.lm.model import LanguageModel
-from tfla.lm.parallel import World
+from tfla.lm.training import storage
+from tfla.lm.training.parallel import World
 
 FORMAT, VERSION, META = "tfla.lm checkpoint", 1, "checkpoint.json"
 TOKENIZER = "tokenizer.json"
@@ -181,8 +182,7 @@ def read_meta(path: Path) -> dict[str, Any]:
             raise ValueError(f"tfla: {file} has no {name}; the checkpoint is damaged")
         check(f"{name} of {file}", kind, meta[name])
     for name in (*meta["files"], *({meta["tokenizer"]} - {None})):
-        if not storage.is_bare(name):
-            raise ValueError(f"tfla: {file} names {name!r}; it must be the name of a file beside it")
+        bare_name(name, file)
     if meta["tokenizer"] not in (None, "bytes", *meta["files"]):
         raise ValueError(f"tfla: {file} names the tokenizer {meta['tokenizer']!r}, which is not among its files")
     return meta
@@ -242,7 +242,10 @@ def set_aside(path: Path, reason: str) -> None:
 def _refuse_other(path: Path, meta: dict[str, Any], about: dict[str, Any]) -> None:
     for part in ("model", "recipe"):
         ours, theirs = json.loads(json.dumps(about[part])), meta[part]
-        for name in sorted(ours.keys() | theirs.keys()):
+        if part == "model":
+            _, theirs = ModelConfig.choose(theirs)
+        # The kind first: fields that only one of two kinds has differ as well.
+        for name in sorted(ours.keys() | theirs.keys(), key=lambda name: (name != "kind", name)):
             if ours.get(name) != theirs.get(name) and not (part == "recipe" and name in FREE):
                 raise ValueError(
                     f"tfla: {path} was trained with {name} {theirs.get(name)!r}, this run has {ours.get(name)!r}; "
@@ -268,9 +271,7 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, about: 
 
 def describe(model: ModelConfig, recipe: Recipe, data: Any) -> dict[str, Any]:
     """What checkpoint.json says of a run besides its step."""
-    name = data.meta["tokenizer"]
-    if not storage.is_bare(name):
-        raise ValueError(f"tfla: {data.directory} names the tokenizer {name!r}; it must be the name of a file in it")
+    name = bare_name(data.meta["tokenizer"], data.directory)
     return {
         "model": to_dict(model),
         "recipe": to_dict(recipe),

@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tfla.lm.checks import check_positive
-from tfla.lm.description import META, check_sizes, read_meta, verify
-from tfla.lm.layers import Documents
-from tfla.lm.loss import IGNORED
+from tfla.lm.data.description import META, check_sizes, read_meta, verify
+from tfla.lm.models.layers import Documents
+from tfla.lm.training.loss import IGNORED
 
 
 class Batch(NamedTuple):

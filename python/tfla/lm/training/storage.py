@@ -27,6 +27,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from tfla.lm.checks import bare_name
+
 METADATA = ".metadata"
 _TORCH = "torch.distributed.checkpoint."
 _RECORDS = {
@@ -40,11 +42,6 @@ _RECORDS = {
     ("pathlib._local", "PosixPath"),
 }  # fmt: skip
 _DTYPES = {"float32", "float64", "bfloat16", "float16", "int64", "int32", "uint8", "bool"}
-
-
-def is_bare(name: object) -> bool:
-    """Whether a name from a file is that of a file beside it, and cannot lead elsewhere."""
-    return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & {"/", "\\", "\0"}
 
 
 class _Record:
@@ -104,13 +101,12 @@ def _entry(record: Any) -> TensorStorageMetadata | BytesStorageMetadata:
     return TensorStorageMetadata(TensorProperties(dtype), _size(state["size"]), chunks)
 
 
-def _place(key: Any, value: Any) -> tuple[MetadataIndex, _StorageInfo]:
+def _place(key: Any, value: Any, file: Path) -> tuple[MetadataIndex, _StorageInfo]:
     index, info = _state(key, "MetadataIndex"), _state(value, "_StorageInfo")
-    if not is_bare(info["relative_path"]):
-        raise ValueError(f"the file name {info['relative_path']!r}")
+    file_name = bare_name(info["relative_path"], file)
     offset = None if index.get("offset") is None else _size(index["offset"])
     number = None if index.get("index") is None else int(index["index"])
-    place = _StorageInfo(info["relative_path"], int(info["offset"]), int(info["length"]))
+    place = _StorageInfo(file_name, int(info["offset"]), int(info["length"]))
     return MetadataIndex(_text(index["fqn"]), offset, number), place
 
 
@@ -121,7 +117,7 @@ def read_metadata(file: Path) -> Metadata:
         return Metadata(
             {_text(name): _entry(entry) for name, entry in state["state_dict_metadata"].items()},
             planner_data={_text(name): tuple(path) for name, path in state["planner_data"].items()},
-            storage_data=dict(_place(key, value) for key, value in state["storage_data"].items()),
+            storage_data=dict(_place(key, value, file) for key, value in state["storage_data"].items()),
             storage_meta=StorageMeta(),
             version=None if state.get("version") is None else _text(state["version"]),
         )

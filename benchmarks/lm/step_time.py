@@ -2,21 +2,24 @@
 
 A step is forward, loss, backward, clipping and AdamW, on rows of random tokens, with float32 master weights. All
 subjects share loss, clipping and optimizer. The published package runs as it is, and once more with its blocks under
-torch.compile, as ours are.
+torch.compile, as ours are. `python -m tfla.lm bench` times our own models alone.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import gc
 import importlib
+import json
 import multiprocessing
 import os
 import re
-import time
+import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,14 +27,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tfla._options import unknown
-from tfla.lm.checks import check_positive, out_of_memory
-from tfla.lm.config import ModelConfig, Recipe, preset, recipe
-from tfla.lm.loss import cross_entropy
-from tfla.lm.metrics import flops_per_token, peak_flops
-from tfla.lm.model import LanguageModel
-from tfla.lm.optimizer import make_optimizer
-from tfla.lm.parallel import World, spread
+from tfla.lm.checks import check_output, out_of_memory, sentence
+from tfla.lm.commands import bench, flags
+from tfla.lm.config import ModelConfig
+from tfla.lm.training.loss import cross_entropy
+from tfla.lm.training.timing import Setting, make_model, make_step, median_seconds, report
 
+EXAMPLES = """examples:
+  python -m benchmarks.lm.step_time --sizes 160m,400m,1.4b --json step.json
+  python -m benchmarks.lm.step_time --sizes 1.4b --models exp,xlstm --batch 4 --fuse
+  python -m benchmarks.lm.step_time --device cpu --sizes tiny --context 256 --batch 2 --no-compile"""
 SUBJECTS = ("exp", "sigmoid", "xlstm", "xlstm-compiled", "transformer")
 PUBLISHED = ("xlstm", "xlstm-compiled")  # as the package runs, and with its blocks under torch.compile
 XLSTM_KERNELS = {
@@ -48,40 +53,13 @@ KERNELS = {
 }
 
 
-@dataclass(frozen=True)
-class Options:
-    size: str
-    context: int = 8192
-    batch: int = 8
-    steps: int = 5
-    compile: bool = True
-    fuse: bool = False
-    checkpoint_activations: bool = False
-    device: str = "cuda"
-    vocab: int | None = None  # None: the preset's
-    layers: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("context", "batch", "steps"):
-            check_positive(name, getattr(self, name))
-        for name in ("vocab", "layers"):
-            if getattr(self, name) is not None:
-                check_positive(name, getattr(self, name), ", or None for the preset's")
-        if self.device not in XLSTM_KERNELS:
-            raise unknown("device", self.device, tuple(XLSTM_KERNELS))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self.device == "cuda" else torch.float32
-
-
 class Published(nn.Module):
     """xlstm's own model and kernels, with the loss all subjects share. Its master weights are float32 by autocast."""
 
-    def __init__(self, config: ModelConfig, options: Options, compiled: bool) -> None:
+    def __init__(self, config: ModelConfig, setting: Setting, compiled: bool) -> None:
         super().__init__()
         package: Any = importlib.import_module("xlstm.xlstm_large.model")
-        chunkwise, sequence, step = XLSTM_KERNELS[options.device]
+        chunkwise, sequence, step = XLSTM_KERNELS[setting.where.type]
         # It returns its states, as its own layer takes for granted; 128 is the paper's chunk size for this kernel.
         self.model = package.xLSTMLarge(
             package.xLSTMLargeConfig(
@@ -98,50 +76,36 @@ class Published(nn.Module):
                 weight_mode="fused" if config.fuse else "single",
             )  # fmt: skip
         )
-        self.options = options
+        self.setting = setting
         self.cap = config.logit_soft_cap
         if compiled:
             for block in self.model.backbone.blocks:
                 block.compile()
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        with torch.autocast(self.options.device, dtype=self.options.dtype, enabled=self.options.dtype != torch.float32):
+        kind, dtype = self.setting.where.type, self.setting.dtype
+        with torch.autocast(kind, dtype=dtype, enabled=dtype != torch.float32):
             x, _ = self.model.backbone(self.model.embedding(tokens))
-        x = x.flatten(0, 1).to(self.options.dtype)
-        compiled = self.options.compile and self.options.device == "cuda"
+        x = x.flatten(0, 1).to(dtype)
+        compiled = self.setting.compile and kind == "cuda"
         return cross_entropy(x, self.model.lm_head.weight, targets.flatten(), self.cap, compiled=compiled)
 
 
-class Ours(nn.Module):
-    def __init__(self, config: ModelConfig, options: Options, training: Recipe) -> None:
-        super().__init__()
-        model = LanguageModel(config, options.dtype)
-        self.model = spread(model, training, World(device=torch.device(options.device)))
-
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        return self.model(tokens, targets).total
-
-
-def model_config(subject: str, options: Options) -> ModelConfig:
-    changes: dict[str, Any] = {"fuse": options.fuse}
-    if options.vocab is not None:
-        changes["vocab"] = options.vocab
-    if options.layers is not None:
-        changes["layers"] = options.layers
-    if subject == "transformer":
-        return preset(options.size, kind="transformer", **changes)
+def model_config(subject: str, setting: Setting) -> ModelConfig:
+    if subject in PUBLISHED:
+        return bench.model_config("exp", setting)
     if subject not in SUBJECTS:
         raise unknown("models", subject, SUBJECTS)
-    return preset(options.size, gate="sigmoid" if subject == "sigmoid" else "exp", **changes)
+    return bench.model_config(subject, setting)
 
 
-def check(subjects: tuple[str, ...], choices: list[Options]) -> None:
+def check(subjects: tuple[str, ...], settings: list[Setting]) -> None:
     """What is unknown is refused before the first subject is measured, not when its turn comes."""
-    if not choices:
+    if not settings:
         raise ValueError("tfla: sizes is empty; it must name presets, such as 160m")
-    for options in choices:
+    for setting in settings:
         for subject in subjects:
-            model_config(subject, options)
+            model_config(subject, setting)
 
 
 def missing(subject: str, device: str) -> str | None:
@@ -157,14 +121,14 @@ def missing(subject: str, device: str) -> str | None:
     return None
 
 
-def fastest_attention(config: ModelConfig, options: Options) -> tuple[str, Any]:
+def fastest_attention(config: ModelConfig, setting: Setting) -> tuple[str, Any]:
     """PyTorch's attention backend with the shortest forward and backward at this shape."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    if options.device != "cuda":
+    if setting.where.type != "cuda":
         return "default", contextlib.nullcontext
-    shape = (options.batch, config.heads, options.context, config.dim // config.heads)
-    q, k, v = (torch.randn(shape, device="cuda", dtype=options.dtype, requires_grad=True) for _ in range(3))
+    shape = (setting.batch, config.heads, setting.context, config.dim // config.heads)
+    q, k, v = (torch.randn(shape, device="cuda", dtype=setting.dtype, requires_grad=True) for _ in range(3))
     times = {}
     for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
 
@@ -173,30 +137,11 @@ def fastest_attention(config: ModelConfig, options: Options) -> tuple[str, Any]:
                 F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
 
         try:
-            times[backend] = median_seconds(call, 3, "cuda")
+            times[backend] = median_seconds(call, 3, setting.where)
         except RuntimeError:  # not available for this shape or GPU
             continue
     best = min(times, key=lambda backend: times[backend])
     return best.name, lambda: sdpa_kernel(best)
-
-
-def median_seconds(call: Callable[[], object], repetitions: int, device: str, warmup: int = 2) -> float:
-    times = []
-    for repetition in range(warmup + repetitions):
-        if device == "cuda":
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            call()
-            end.record()
-            end.synchronize()
-            seconds = begin.elapsed_time(end) * 1e-3
-        else:
-            start = time.perf_counter()
-            call()
-            seconds = time.perf_counter() - start
-        if repetition >= warmup:
-            times.append(seconds)
-    return sorted(times)[len(times) // 2]
 
 
 def kernel_seconds(call: Callable[[], object], pattern: str, device: str) -> tuple[float, list[tuple[str, float]]]:
@@ -222,50 +167,29 @@ def kernel_seconds(call: Callable[[], object], pattern: str, device: str) -> tup
     return matching, sorted(rows, key=lambda row: -row[1])[:10]
 
 
-def measure(subject: str, options: Options) -> dict[str, Any]:
+def measure(subject: str, setting: Setting) -> dict[str, Any]:
     """One subject's row of the table."""
     torch.manual_seed(0)
-    config = model_config(subject, options)
-    training = recipe(
-        options.size, lr=1e-4, batch=options.batch, steps=10_000, context=options.context, warmup=0, cooldown=0,
-        compile=options.compile, checkpoint_activations=options.checkpoint_activations,
-    )  # fmt: skip
+    config, where = model_config(subject, setting), setting.where
     attention, context = (
-        fastest_attention(config, options) if subject == "transformer" else (None, contextlib.nullcontext)
+        fastest_attention(config, setting) if subject == "transformer" else (None, contextlib.nullcontext)
     )
-    with torch.device(options.device):
-        if subject in PUBLISHED:
-            module: nn.Module = Published(config, options, options.compile and subject == "xlstm-compiled")
-        else:
-            module = Ours(config, options, training)
-    optimizer = make_optimizer(module, training)
-    tokens = torch.randint(0, config.vocab, (options.batch, options.context + 1), device=options.device)
-    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-    count = inputs.numel()
-    losses = []
-
-    def step() -> None:
-        loss = module(inputs, targets) / count
-        loss.backward()
-        nn.utils.clip_grad_norm_(module.parameters(), training.clip)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        losses.append(loss.detach())
-
-    if options.device == "cuda":
+    if subject in PUBLISHED:
+        with where:
+            module: nn.Module = Published(config, setting, setting.compile and subject == "xlstm-compiled")
+        total_loss: Any = module
+    else:
+        module, total_loss = make_model(config, setting)
+    step = make_step(module, total_loss, config.vocab, setting)
+    if where.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     with context():
-        seconds = median_seconds(step, options.steps, options.device)
-        kernels, longest = kernel_seconds(step, KERNELS[subject], options.device)
-    peak = peak_flops(torch.device(options.device))
-    rate = count / seconds
-    mfu = None if peak is None else rate * flops_per_token(config, options.context) / peak
+        seconds = median_seconds(step, setting.steps, where)
+        kernels, longest = kernel_seconds(step, KERNELS[subject], where.type)
     return {
-        "model": subject, "size": options.size, "heads": config.heads, "milliseconds": 1e3 * seconds,
-        "tokens_per_second": rate, "mfu": mfu,
-        "kernel_milliseconds": 1e3 * kernels, "kernel_share": kernels / seconds, "loss": losses[-1].item(),
-        "attention": attention, "longest_kernels": [[name[:120], 1e3 * value] for name, value in longest],
-        "peak_gigabytes": torch.cuda.max_memory_allocated() / 1e9 if options.device == "cuda" else None,
+        **report(subject, config, setting, seconds, step().item()),
+        "kernel_milliseconds": 1e3 * kernels, "kernel_share": kernels / seconds, "attention": attention,
+        "longest_kernels": [[name[:120], 1e3 * value] for name, value in longest],
     }  # fmt: skip
 
 
@@ -276,33 +200,33 @@ def release() -> None:
         torch.cuda.empty_cache()
 
 
-def compare(subjects: tuple[str, ...], options: Options, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def compare(subjects: tuple[str, ...], setting: Setting, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """All subjects at one size and one batch: where one of them runs out of memory, the batch is halved for all."""
     rows: dict[str, dict[str, Any]] = {}
     # The one that needs the most memory goes first, so that less is measured in vain.
     for subject in sorted(subjects, key=lambda name: name not in PUBLISHED):
-        reason = missing(subject, options.device)
+        reason = missing(subject, setting.where.type)
         if reason is not None:
-            rows[subject] = {"model": subject, "size": options.size, "failed": reason}
+            rows[subject] = {"model": subject, "size": setting.size, "failed": reason}
             continue
-        say(f"{options.size} {subject}, batch {options.batch}")
-        row = _attempt(subject, options)
+        say(f"{setting.size} {subject}, batch {setting.batch}")
+        row = _attempt(subject, setting)
         if row is not None and subject in PUBLISHED and os.environ.get("DISABLE_LLVM_OPT"):
             row["not_optimized"] = "DISABLE_LLVM_OPT was set"
-        elif row is not None and "failed" in row and subject in PUBLISHED and options.device == "cuda":
-            say(f"{options.size} {subject} fails: without LLVM's optimization of Triton kernels")
+        elif row is not None and "failed" in row and subject in PUBLISHED and setting.where.type == "cuda":
+            say(f"{setting.size} {subject} fails: without LLVM's optimization of Triton kernels")
             reason = row["failed"]
             with _environment("DISABLE_LLVM_OPT", "1"):
-                row = _attempt(subject, options)
+                row = _attempt(subject, setting)
             row = None if row is None else {**row, "not_optimized": reason}
-        if row is not None and "failed" in row and options.compile and subject != "xlstm":
-            say(f"{options.size} {subject} fails under torch.compile: without it")
-            reason, row = row["failed"], _attempt(subject, replace(options, compile=False))
+        if row is not None and "failed" in row and setting.compile and subject != "xlstm":
+            say(f"{setting.size} {subject} fails under torch.compile: without it")
+            reason, row = row["failed"], _attempt(subject, replace(setting, compile=False))
             row = None if row is None else {**row, "not_compiled": reason}
-        if row is None and options.batch > 1:
-            say(f"{options.size} {subject} does not fit with a batch of {options.batch}: all again with half of it")
-            return compare(subjects, replace(options, batch=options.batch // 2), say)
-        rows[subject] = row or {"model": subject, "size": options.size, "failed": "out of memory"}
+        if row is None and setting.batch > 1:
+            say(f"{setting.size} {subject} does not fit with a batch of {setting.batch}: all again with half of it")
+            return compare(subjects, replace(setting, batch=setting.batch // 2), say)
+        rows[subject] = row or {"model": subject, "size": setting.size, "failed": "out of memory"}
     return [rows[subject] for subject in subjects]
 
 
@@ -345,25 +269,25 @@ def _send(sender: Connection, function: Callable[..., Any], arguments: tuple[Any
         sender.send(("error", f"{type(error).__name__}: {error}"))
 
 
-def _attempt(subject: str, options: Options) -> dict[str, Any] | None:
+def _attempt(subject: str, setting: Setting) -> dict[str, Any] | None:
     """A row; None where memory does not suffice."""
-    if subject in PUBLISHED and options.device == "cuda":
+    if subject in PUBLISHED and setting.where.type == "cuda":
         try:
-            return isolated(_attempt_here, subject, options)
+            return isolated(_attempt_here, subject, setting)
         except RuntimeError as error:
-            return {"model": subject, "size": options.size, "failed": str(error)[:200]}
-    return _attempt_here(subject, options)
+            return {"model": subject, "size": setting.size, "failed": str(error)[:200]}
+    return _attempt_here(subject, setting)
 
 
-def _attempt_here(subject: str, options: Options) -> dict[str, Any] | None:
+def _attempt_here(subject: str, setting: Setting) -> dict[str, Any] | None:
     row: dict[str, Any] | None = None
     try:
-        row = {**measure(subject, options), "batch": options.batch, "context": options.context}
+        row = measure(subject, setting)
     except Exception as error:  # a peer that cannot run here is reported, not hidden
         if not out_of_memory(error):
             if subject not in PUBLISHED:
                 raise
-            row = {"model": subject, "size": options.size, "failed": str(error).strip().splitlines()[0][:200]}
+            row = {"model": subject, "size": setting.size, "failed": str(error).strip().splitlines()[0][:200]}
     release()  # out here: an error that is being handled holds on to the model
     return row
 
@@ -382,3 +306,34 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"| {100 * row['kernel_share']:.1f} | {memory} |"
         )
     return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, epilog=EXAMPLES, formatter_class=raw)
+    parser.add_argument("--sizes", type=flags.words, default=("160m",), help="presets; default 160m")
+    parser.add_argument("--models", type=flags.words, default=SUBJECTS, help=f"some of {','.join(SUBJECTS)}")
+    flags.add_fields(parser, Setting, without=("size",))
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args(argv)
+    try:
+        check_output("json", arguments.json)
+        given = flags.given(arguments, flags.names(Setting))
+        settings = [Setting(size, **given) for size in arguments.sizes]
+        check(arguments.models, settings)
+        rows: list[dict[str, Any]] = []
+        for setting in settings:
+            rows += compare(arguments.models, setting, lambda text: print(f"step_time: {text}", file=sys.stderr))
+            if arguments.json:  # after every size: what is measured is kept
+                arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+    except ValueError as error:
+        if sentence(error) is None:
+            raise
+        print(sentence(error), file=sys.stderr)
+        return 2
+    print(table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""docs/experiments/language_models.md and its plots, from the JSON of lm_experiments.py."""
+"""docs/experiments/language_models.md and its plots, from the JSON of experiments.py."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def ablations_section(part: dict[str, Any], out: Path, pyplot: Any) -> list[str]
 
 
 def steps_section(part: dict[str, Any]) -> list[str]:
-    from tfla.lm.bench import table
+    from benchmarks.lm.step_time import table
 
     rows = [row for size in part["runs"].values() for row in size]
     lines = ["## Time of a training step", "", heading(part), "", table(rows), ""]
@@ -191,7 +191,7 @@ def draw(results: Path, out: Path) -> None:
 
     content = json.loads(results.read_text())
     out.mkdir(parents=True, exist_ok=True)
-    lines = ["# Language model experiments", "", "Written by `benchmarks/lm_experiments.py --draw`.", ""]
+    lines = ["# Language model experiments", "", "Written by `python -m benchmarks.lm.experiments --draw`.", ""]
     if "gates" in content:
         lines += gates_section(content["gates"], out, pyplot)
     if "ablations" in content:

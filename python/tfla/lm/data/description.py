@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tfla.lm.checks import is_whole, read_object
-from tfla.lm.tokenizer import bare_name
+from tfla.lm.checks import bare_name, is_whole, read_object
 
 FORMAT, VERSION, META = "tfla.lm dataset", 1, "dataset.json"
 DTYPES = {"uint16": 2, "uint32": 4}  # bytes of a token

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """The language model experiments of docs/experiments: runs them on a GPU, and draws the page from what they left.
 
 gates      mLSTMexp, mLSTMsig and the Transformer of the paper's 160M shape on the same tokens
@@ -25,31 +24,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common.versions import versions
+from benchmarks.common.versions import versions
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("gates", "ablations", "steps")
 BIASES = (0.0, -2.0, -5.0, -10.0)
 EPSILONS = (1e-2, 1e-6, 1e-8)
 SMALL = {"layers": 6, "dim": 256, "heads": 4}
 EXAMPLES = """examples:
-  benchmarks/lm_experiments.py --prepare build/lm-data            once, where tokenizers is installed: 20 MB of tokens
-  benchmarks/lm_experiments.py --data build/lm-data --json build/lm.json --part gates
-  benchmarks/lm_experiments.py --data build/lm-data --json build/lm.json --part ablations
-  benchmarks/lm_experiments.py --json build/lm.json --part steps --sizes 1.4b
-  benchmarks/lm_experiments.py --draw build/lm.json               where matplotlib is: docs/experiments
+  python -m benchmarks.lm.experiments --prepare build/lm-data      once, where tokenizers is installed: 20 MB of tokens
+  python -m benchmarks.lm.experiments --data build/lm-data --json build/lm.json --part gates
+  python -m benchmarks.lm.experiments --data build/lm-data --json build/lm.json --part ablations
+  python -m benchmarks.lm.experiments --json build/lm.json --part steps --sizes 1.4b
+  python -m benchmarks.lm.experiments --draw build/lm.json         where matplotlib is: docs/experiments
 Parts add to the JSON file, run by run; what is in it already is not run again."""
 
 
 def say(what: str, begin: float = time.monotonic()) -> None:
-    print(f"lm_experiments: {time.monotonic() - begin:5.0f} s  {what}", file=sys.stderr, flush=True)
+    print(f"experiments: {time.monotonic() - begin:5.0f} s  {what}", file=sys.stderr, flush=True)
 
 
 def prepare(out: Path, max_tokens: int, vocabulary: int) -> None:
     """Python sources of this machine, a part of them chosen by their text, with a BPE of their own."""
     import hashlib
 
-    from tfla.lm import prepare as preparing
+    from tfla.lm.data import prepare as preparing
 
     folders = [Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))]
 
@@ -99,7 +98,7 @@ class Results:
     def add(self, part: str, name: str, result: Any, **fields: Any) -> None:
         entry = self.content.setdefault(part, {"runs": {}})
         entry |= {"about": about(), **fields}
-        command = " ".join(["benchmarks/lm_experiments.py", *sys.argv[1:]])
+        command = " ".join(["python -m benchmarks.lm.experiments", *sys.argv[1:]])
         if command not in entry.setdefault("commands", []):
             entry["commands"].append(command)
         entry["runs"][name] = result
@@ -113,8 +112,8 @@ def train_once(data: Path, size: str, changes: dict[str, Any], training: dict[st
     """One run, without checkpoints: its curve, its validation, its rate."""
     from tfla.lm import preset, recipe
     from tfla.lm.data import Dataset
-    from tfla.lm.metrics import read_log
-    from tfla.lm.train import Run, train, vocabulary
+    from tfla.lm.training.metrics import read_log
+    from tfla.lm.training.train import Run, train, vocabulary
 
     plan = recipe(size, **training)
     config = preset(size, vocab=vocabulary(Dataset(data, "train", plan.context)), **changes)
@@ -185,15 +184,13 @@ def ablations(options: argparse.Namespace, results: Results) -> None:
 
 def steps(options: argparse.Namespace, results: Results) -> None:
     """One model after the other, each kept when it is done. Where one does not fit, all get its batch."""
-    import torch
-
-    from tfla.lm import bench
+    from benchmarks.lm import step_time
 
     models = tuple(options.models.split(","))
     for size in options.sizes.split(","):
-        setting = bench.Options(
+        setting = step_time.Setting(
             size, batch=options.batch or 8, context=options.context or 8192, steps=options.steps or 3,
-            compile=options.compile, fuse=options.fuse, device="cuda" if torch.cuda.is_available() else "cpu",
+            compile=options.compile, fuse=options.fuse,
         )  # fmt: skip
         while True:
             name = f"{size}, batch {setting.batch}{', fused' if options.fuse else ''}"
@@ -201,7 +198,7 @@ def steps(options: argparse.Namespace, results: Results) -> None:
             left = [model for model in models if model not in {row["model"] for row in rows}]
             if not left:
                 break
-            row = bench.compare((left[0],), setting, say)[0]
+            row = step_time.compare((left[0],), setting, say)[0]
             if row.get("batch", setting.batch) < setting.batch:
                 setting = replace(setting, batch=row["batch"])
             else:
@@ -234,7 +231,7 @@ def main() -> None:
     if options.prepare is not None:
         prepare(options.prepare, options.max_tokens, options.vocabulary)
     elif options.draw is not None:
-        from lm_page import draw
+        from benchmarks.lm.page import draw
 
         draw(options.draw, ROOT / "docs" / "experiments")
     elif options.part is None or options.json is None:

@@ -6,17 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from tfla.lm.checks import naming
+from tfla.lm.checks import bare_name, naming
 
 EOD_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<eod>")
 MOST_TRAINED = 2**24  # the library makes room for all of them at once, and ends the process where it cannot
-
-
-def bare_name(name: object, file: Path) -> str:
-    """A file name that `file` gives: of its own folder, so that what others wrote leads nowhere else."""
-    if not isinstance(name, str) or not name or name.startswith(".") or any(char in name for char in "/\\\0"):
-        raise ValueError(f"tfla: {file} names a file {name!r}; it must be the bare name of a file beside it")
-    return name
 
 
 def surrogate(text: str) -> int | None:

@@ -15,34 +15,37 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tfla.lm import checkpoint
 from tfla.lm.config import ModelConfig, Recipe
 from tfla.lm.data import Dataset, Order
 from tfla.lm.evaluate import evaluate
-from tfla.lm.fields import Count, Positive, check_fields
-from tfla.lm.lock import locked
-from tfla.lm.metrics import Log, Progress, Utilisation, flops_per_token, peak_flops
-from tfla.lm.optimizer import learning_rate, make_optimizer
-from tfla.lm.parallel import World, gradients, join, spread, total_norm, unwrapped
+from tfla.lm.fields import Count, Positive, check_fields, option
+from tfla.lm.model import check_shares_sequences
+from tfla.lm.training import checkpoint
+from tfla.lm.training.lock import locked
+from tfla.lm.training.metrics import Log, Progress, Utilisation, flops_per_token, peak_flops
+from tfla.lm.training.optimizer import learning_rate, make_optimizer
+from tfla.lm.training.parallel import World, gradients, join, spread, total_norm, unwrapped
 
 
 @dataclass(frozen=True)
 class Run:
     """Where a run lives and what it reports; nothing of it changes a loss."""
 
-    directory: Path
-    log_every: Count = 10
-    save_every: Count | None = 500  # None: no checkpoint at all, for measurements
-    eval_every: Count | None = None
-    eval_rows: Count | None = None
-    keep: Count = 2  # checkpoints
-    stop_after: Count | None = None  # stop at this step as a signal would
-    time_limit: Positive | None = None  # seconds
-    device: str | None = None
-    tensorboard: bool = True
-    progress: bool = True
-    peak: Positive | None = None  # FLOP/s of one device, for the utilisation
-    begin_from: Path | None = None  # a checkpoint whose weights a new run begins with
+    directory: Path = option("folder of checkpoints and logs: the run", flag="out", unit="RUN")
+    log_every: Count = option("between looks at the losses, which are then logged", 10, unit="STEPS")
+    save_every: Count | None = option(
+        "between checkpoints; none: no checkpoint at all, for measurements", 500, unit="STEPS"
+    )
+    eval_every: Count | None = option("evaluate on the validation split", None, unit="STEPS")
+    eval_rows: Count | None = option("rows of it; none: all", None)
+    keep: Count = option("checkpoints kept", 2)
+    stop_after: Count | None = option("save and stop there, as a signal would", None, unit="STEP")
+    time_limit: Positive | None = option("save and stop then", None, unit="SECONDS")
+    device: str | None = option("cpu or cuda; without it cuda where there is one", None)
+    tensorboard: bool = option("also write RUN/tensorboard", True)
+    progress: bool = option("a line of progress", True)
+    peak: Positive | None = option("of one device, for the utilisation", None, flag="peak-flops", unit="FLOPS")
+    begin_from: Path | None = option("a checkpoint whose weights a new run begins with", None)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -99,6 +102,8 @@ class _Trainer:
     def __init__(self, config: ModelConfig, recipe: Recipe, data_path: Path, run: Run, world: World) -> None:
         """Refuses what cannot be trained, before anything is written."""
         self.config, self.recipe, self.run, self.world = config, recipe, run, world
+        if recipe.context_parallel > 1:
+            check_shares_sequences(config)
         if recipe.batch % world.data_ranks:
             raise ValueError(
                 f"tfla: batch is {recipe.batch}; it must be a multiple of the {world.data_ranks} ranks with data"

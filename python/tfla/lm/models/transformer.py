@@ -1,16 +1,19 @@
-"""Attention as in Llama: the Transformer's layer in place of the mLSTM."""
+"""The Transformer as in Llama, a baseline for training: rotary embedding, PyTorch's attention, SwiGLU; no decoding."""
 
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tfla.lm.config import ModelConfig
-from tfla.lm.layers import Documents
+from tfla.lm.fields import Positive, option
+from tfla.lm.models.base import Kind, ModelConfig, kind_named
+from tfla.lm.models.layers import Documents
 from tfla.nn.linear import Linear, fused
 
 try:
@@ -26,10 +29,23 @@ if varlen_attn is not None:
     _CAUSAL = {"is_causal": True} if _OLD else {"window_size": (-1, 0)}
 
 
-def rotations(tokens: int, size: int, base: float, like: Tensor) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True)
+class TransformerConfig(ModelConfig):
+    kind: str = kind_named("transformer")
+    rope_base: Positive = option("of the rotary embedding", 10000.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dim % self.heads or (self.dim // self.heads) % 2:
+            raise ValueError(
+                f"tfla: heads is {self.heads} for dim {self.dim}; heads of a Transformer have an even size"
+            )
+
+
+def rotations(tokens: int, size: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
     """cos and sin (T,1,size/2) of the rotary embedding, in float32."""
-    frequencies = base ** (-torch.arange(0, size, 2, device=like.device, dtype=torch.float32) / size)
-    angles = torch.arange(tokens, device=like.device, dtype=torch.float32)[:, None] * frequencies
+    frequencies = base ** (-torch.arange(0, size, 2, device=device, dtype=torch.float32) / size)
+    angles = torch.arange(tokens, device=device, dtype=torch.float32)[:, None] * frequencies
     return angles.cos()[:, None], angles.sin()[:, None]
 
 
@@ -48,13 +64,13 @@ def attention_mask(starts: Tensor) -> Tensor:
     return ((document[:, :, None] == document[:, None, :]) & causal)[:, None]
 
 
-def has_packed_kernel(x: Tensor) -> bool:
+def has_packed_kernel(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether documents can be kept apart by cu_seqlens rather than by a mask."""
-    return varlen_attn is not None and x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
+    return varlen_attn is not None and device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
 
 
 class Attention(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.heads, self.fuse = config.heads, config.fuse
         self.q, self.k, self.v, self.out = (Linear(config.dim, config.dim, bias=False) for _ in range(4))
@@ -77,3 +93,39 @@ class Attention(nn.Module):
         q, k, v = (y.transpose(1, 2) for y in (q, k, v))
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         return self.out(y.transpose(1, 2).flatten(-2))
+
+
+class Transformer(Kind[TransformerConfig]):
+    config = TransformerConfig
+    sizes = {
+        "tiny": {"heads": 2},
+        "160m": {"heads": 12},
+        "400m": {"heads": 16},
+        "1.4b": {"heads": 16},
+        "7b": {"heads": 32},
+    }
+    variants = {"transformer": {}}
+
+    def mixer(self, config: TransformerConfig) -> Attention:
+        return Attention(config)
+
+    def reads(self, mixer: Attention) -> tuple[nn.Module, ...]:
+        return mixer.q, mixer.k, mixer.v
+
+    def writes(self, mixer: Attention) -> tuple[nn.Module, ...]:
+        return (mixer.out,)
+
+    def arrange(
+        self, config: TransformerConfig, tokens: Tensor, documents: Documents | None, dtype: torch.dtype,
+        group: dist.ProcessGroup | None,
+    ) -> tuple[Tensor, dict[str, Any]]:  # fmt: skip
+        """Positions, once for all layers, and a mask where no kernel takes packed documents."""
+        if documents is not None and (documents.cu_seqlens is None or not has_packed_kernel(tokens.device, dtype)):
+            documents = documents._replace(mask=attention_mask(documents.starts))
+        size = config.dim // config.heads
+        rotation = rotations(tokens.shape[1], size, config.rope_base, tokens.device)
+        return tokens, {"rotation": rotation, "documents": documents}
+
+    def work(self, config: TransformerConfig, context: int) -> tuple[float, float]:
+        """The causal half of attention."""
+        return 4 * config.dim * config.dim, 2 * context * config.dim

@@ -13,26 +13,15 @@ from typing import Any
 
 import torch
 
-from tfla.lm.config import ModelConfig
+from tfla.lm.models.base import ModelConfig, find
 
 # Dense bfloat16 peaks of the tensor cores, FLOP/s, by a part of the device's name.
 PEAKS = {"B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40": 181e12}
 
 
 def flops_per_token(config: ModelConfig, context: int) -> float:
-    """Of training, forward and backward: six per weight of a matrix product, and the sequence layer's own.
-
-    mLSTM: k v^T and C^T q of the recurrence, whatever more a chunkwise kernel does. Attention: the causal half.
-    """
-    dim, hidden = config.dim, config.feed_forward
-    if config.kind == "xlstm":
-        qk, v = config.qk_factor * dim, config.v_factor * dim
-        weights = dim * (2 * qk + 3 * v + 2 * config.heads)
-        mixing = 4 * qk * v / config.heads
-    else:
-        weights, mixing = 4 * dim * dim, 2 * context * dim
-    per_layer = 2 * (weights + 3 * dim * hidden) + mixing
-    return 3 * (config.layers * per_layer + 2 * dim * config.vocab)
+    """Of training, forward and backward, as the kind of model counts it."""
+    return find(config.kind).flops_per_token(config, context)
 
 
 def peak_flops(device: torch.device) -> float | None:

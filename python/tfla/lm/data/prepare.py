@@ -19,8 +19,8 @@ from typing import BinaryIO
 import numpy as np
 
 from tfla.lm.checks import JSON_ERRORS, check_positive, naming, why_not_json
-from tfla.lm.description import FORMAT, META, VERSION
-from tfla.lm.tokenizer import Bytes, Tokenizer, TokenizerFile, surrogate
+from tfla.lm.data.description import FORMAT, META, VERSION
+from tfla.lm.data.tokenizer import Bytes, Tokenizer, TokenizerFile, surrogate
 
 JSON_LINES = (".jsonl", ".ndjson")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some programs begin a file with it; it is not part of the text

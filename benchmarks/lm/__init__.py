@@ -1,0 +1,1 @@
+"""Training steps beside published packages, and the experiments of docs/experiments."""
