@@ -7,7 +7,7 @@ JOBS := $(shell nproc)
 export TFLA_CUDA ?= AUTO
 
 .DEFAULT_GOAL := help
-.PHONY: help run lm test test-quick wheel gpu-test gpu-sanitize gpu-bundle bench bench-python paper format lint install clean deps mutate release
+.PHONY: help run lm test test-quick wheel wheel-cuda gpu-test gpu-sanitize gpu-bundle bench bench-python paper format lint install clean deps mutate release
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,10 +32,15 @@ test-quick:  ## the tests of a coffee break: release and Python without the slow
 	@tools/install_deps.sh build python bench
 	tools/test_quick.sh
 
-wheel:  ## build the Python wheel into dist
+wheel:  ## build a wheel that others can install into dist, with the CPU backend
 	@tools/install_deps.sh build python
 	@tools/make_venv.sh .venv-python python/requirements.txt
-	.venv-python/bin/python -m pip wheel --no-build-isolation --no-deps -w dist .
+	tools/build_wheel.sh .venv-python dist
+
+wheel-cuda:  ## the same with the CUDA backend for every GPU from Ampere on: version VERSION+cuXY, for an index of your own
+	@tools/install_deps.sh build python
+	@tools/make_venv.sh .venv-python python/requirements.txt
+	tools/build_wheel.sh .venv-python dist cuda
 
 gpu-test: gpu-bundle  ## build the CUDA backend and run its tests on this machine's GPU
 	build/gpu-bundle/run
