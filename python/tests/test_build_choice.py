@@ -96,9 +96,15 @@ def test_preset_of_make(decide, wanted, preset):
     assert result.stdout.strip() == preset, result.stderr
 
 
-def test_pip_asks_for_it():
-    """Where nothing is said, pip builds it if it can; the environment and -C have the last word."""
-    tomllib = pytest.importorskip("tomllib")
-    with open(ROOT / "pyproject.toml", "rb") as file:
-        defines = tomllib.load(file)["tool"]["scikit-build"]["cmake"]["define"]
-    assert defines["TFLA_CUDA"] == {"env": "TFLA_CUDA", "default": "AUTO"}
+@pytest.mark.parametrize(
+    ("environment", "given", "wanted"),
+    [(None, {}, "AUTO"), ("OFF", {}, "OFF"), (None, {"cmake.define.TFLA_CUDA": "OFF"}, "OFF"), ("ON", {}, "ON")],
+)
+def test_pip_passes_it_on(monkeypatch, environment, given, wanted):
+    """As scikit-build-core reads pyproject.toml for `pip install . -C...`."""
+    settings = pytest.importorskip("scikit_build_core.settings.skbuild_read_settings")
+    monkeypatch.delenv("TFLA_CUDA", raising=False)
+    if environment is not None:
+        monkeypatch.setenv("TFLA_CUDA", environment)
+    read = settings.SettingsReader.from_file(ROOT / "pyproject.toml", given)
+    assert read.settings.cmake.define["TFLA_CUDA"] == wanted
