@@ -2,19 +2,19 @@
 
 PREFIX ?= /usr/local
 JOBS := $(shell nproc)
-TFLA := build/release/tfla
-# Where there is nvcc, the CUDA backend is built and tested too; without a GPU its tests are reported as skipped.
-CUDA := $(if $(shell command -v nvcc),cuda)
+# Where there is nvcc, run, test and install build the CUDA backend too (tools/cuda_preset.sh says so); TFLA_CUDA=OFF leaves it
+# out. Without a GPU its tests are reported as skipped.
+export TFLA_CUDA ?= AUTO
 
 .DEFAULT_GOAL := help
-.PHONY: help run lm test wheel gpu-test gpu-sanitize gpu-bundle bench bench-python paper docs format lint install clean deps mutate release
+.PHONY: help run lm test test-quick wheel wheel-cuda gpu-test gpu-sanitize gpu-bundle bench bench-python paper docs format lint install clean deps mutate release
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-run: release  ## build, compare every variant with float64, time them
-	$(TFLA) check
-	$(TFLA) bench --quick
+run:  ## build, compare every variant with float64, time them; with nvcc and a GPU there too
+	@tools/install_deps.sh build bench
+	@tools/first_run.sh
 
 lm:  ## train a small language model on this CPU, five minutes, from text every Python has (build/lm)
 	@tools/install_deps.sh build python
@@ -26,12 +26,21 @@ lm:  ## train a small language model on this CPU, five minutes, from text every 
 
 test:  ## build and run all tests, a smaller set under each sanitizer and the fuzzer, and those of the Python package
 	@tools/install_deps.sh build test python bench
-	tools/run_tests.sh release asan tsan fuzz python $(CUDA)
+	preset=$$(tools/cuda_preset.sh) && tools/run_tests.sh release asan tsan fuzz python $$preset
 
-wheel:  ## build the Python wheel into dist
+test-quick:  ## the tests of a coffee break: release and Python without the slow ones; says what it left out
+	@tools/install_deps.sh build python bench
+	tools/test_quick.sh
+
+wheel:  ## build a wheel that others can install into dist, with the CPU backend
 	@tools/install_deps.sh build python
 	@tools/make_venv.sh .venv-python python/requirements.txt
-	.venv-python/bin/python -m pip wheel --no-build-isolation --no-deps -w dist .
+	tools/build_wheel.sh .venv-python dist
+
+wheel-cuda:  ## the same with the CUDA backend for every GPU from Ampere on: version VERSION+cuXY, for an index of your own
+	@tools/install_deps.sh build python
+	@tools/make_venv.sh .venv-python python/requirements.txt
+	tools/build_wheel.sh .venv-python dist cuda
 
 gpu-test: gpu-bundle  ## build the CUDA backend and run its tests on this machine's GPU
 	build/gpu-bundle/run
@@ -86,8 +95,10 @@ lint:  ## check formatting, layers, clang-tidy, ruff
 	@cmake --preset release >/dev/null
 	tools/lint.sh check
 
-install: release  ## install library, headers and program (PREFIX=/usr/local)
-	cmake --install build/release --prefix "$(PREFIX)"
+install:  ## install library, headers and program (PREFIX=/usr/local)
+	@tools/install_deps.sh build bench
+	@preset=$$(tools/cuda_preset.sh release) && tools/build_preset.sh $$preset tfla tfla_cli && \
+		cmake --install build/$$preset --prefix "$(PREFIX)"
 
 clean:  ## remove everything that was built
 	rm -rf build
@@ -98,5 +109,4 @@ deps:  ## install every Debian package any target needs
 # The library and the program, without the tests.
 release:
 	@tools/install_deps.sh build bench
-	@cmake --preset release >/dev/null
-	cmake --build --preset release --parallel $(JOBS) --target tfla tfla_cli
+	@tools/build_preset.sh release tfla tfla_cli

@@ -1,6 +1,14 @@
 # The CUDA backend: code for every GPU generation from Ampere on, PTX for newer ones. The runtime is linked statically, so
 # that the library also loads where there is no GPU.
+include(DecideCuda)
+tfla_decide_cuda("${TFLA_CUDA}" TFLA_CUDA nvcc sentence)  # from here on AUTO is settled
+if(sentence)
+  message(NOTICE "${sentence}")
+endif()
 if(TFLA_CUDA)
+  if(NOT CMAKE_CUDA_COMPILER)
+    set(CMAKE_CUDA_COMPILER "${nvcc}")
+  endif()
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES 80-real 86-real 89-real 90)
   endif()

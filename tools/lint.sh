@@ -6,8 +6,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-mapfile -t cxx < <(find include src cli tests examples bindings benchmarks -regex '.*\.\(cc\|h\|cu\|cuh\)' | sort)
-mapfile -t python < <(find benchmarks examples tests tools python -name '*.py' | sort)
+mapfile -t cxx < <(find include src cli tests examples bindings benchmarks -regex '.*\.\(c\|cc\|h\|cu\|cuh\)' | sort)
+mapfile -t python < <(find benchmarks examples packaging tests tools python -name '*.py' | sort)
 ruff=.venv-lint/bin/ruff
 
 case ${1:-} in

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Installs a build into a temporary prefix, then builds and runs examples/consumer against it, once through
-# find_package and once through pkg-config.
-# usage: tools/test_package.sh BUILD_DIRECTORY [CXX]
+# find_package and once through pkg-config, and examples/c_api.c by a C compiler.
+# usage: tools/test_package.sh BUILD_DIRECTORY [CXX [CC]]
 set -euo pipefail
 
 build=$1
 cxx=${2:-c++}
-consumer=$(cd "$(dirname "$0")/../examples/consumer" && pwd)
+cc=${3:-cc}
+examples=$(cd "$(dirname "$0")/../examples" && pwd)
+consumer=$examples/consumer
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 prefix=$work/prefix
@@ -26,3 +28,8 @@ libdir=$(pkg-config --variable=libdir tfla)
 # shellcheck disable=SC2046  # the flags are words
 "$cxx" -std=c++20 "$consumer/main.cc" $(pkg-config --cflags --libs tfla) -o "$work/consumer"
 LD_LIBRARY_PATH=$libdir "$work/consumer"
+
+echo "== C"
+# shellcheck disable=SC2046
+"$cc" -std=c11 -Wall -Wextra -pedantic -Werror "$examples/c_api.c" $(pkg-config --cflags --libs tfla) -lm -o "$work/c_api"
+LD_LIBRARY_PATH=$libdir "$work/c_api"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the wheel, installs it into .venv-python and runs the Python tests on it as installed.
+# Builds the wheel, installs it into .venv-python and runs the Python tests on it as installed. It has the CPU backend
+# alone: `make test` builds the CUDA backend for the preset cuda, and once is enough.
 # usage: tools/test_python.sh REPORT [PYTEST_OPTION...]     REPORT: where pytest's JUnit report goes
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,7 +12,7 @@ mkdir -p build
 cat python/requirements.txt python/requirements-compat.txt python/requirements-lm.txt >build/python-requirements.txt
 tools/make_venv.sh "$venv" build/python-requirements.txt
 rm -rf "$wheels"
-"$venv/bin/python" -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps -w "$wheels" .
+tools/build_wheel.sh "$venv" "$wheels"
 wheel=$(echo "$wheels"/tfla-*.whl)
 echo "built $wheel ($(du -h "$wheel" | cut -f1))"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall "$wheel"

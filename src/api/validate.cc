@@ -236,6 +236,9 @@ void validate_options(const MlstmOptions& options, Operation operation) {
   if (!in_range(options.formulation, Formulation::recurrent)) {
     refuse("tfla: options.formulation is not one of chunkwise, parallel and recurrent");
   }
+  if (!in_range(options.keep, Keep::states)) {
+    refuse("tfla: options.keep is not one of nothing, denominators and states");
+  }
   if (!std::isfinite(options.eps) || options.eps < 0) {
     refuse(fmt::format("tfla: options.eps is {}; it must be finite and not negative", options.eps));
   }

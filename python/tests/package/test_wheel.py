@@ -1,7 +1,9 @@
-"""The wheel in a fresh environment: what it holds, without torch, and with torch."""
+"""The wheel in a fresh environment: what it holds, where it may be installed, without torch, and with torch."""
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import venv
@@ -13,29 +15,35 @@ import torch
 
 WHEEL = os.environ.get("TFLA_WHEEL")
 pytestmark = pytest.mark.skipif(WHEEL is None, reason="TFLA_WHEEL names no wheel (tools/test_python.sh builds one)")
+ROOT = Path(__file__).parents[2]
+
+
+def names_in(wheel: str | Path) -> list[str]:
+    return [name for name in zipfile.ZipFile(wheel).namelist() if not name.endswith("/")]
 
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory):
-    """Runs a program in an environment that holds the wheel and nothing else."""
+    """Runs a program in an environment that holds the wheel and nothing else, and finds no other program."""
     directory = tmp_path_factory.mktemp("fresh")
     venv.create(directory, with_pip=True)
     python = directory / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-index", WHEEL], check=True)
+    environment = {"PATH": str(python.parent)}
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-index", WHEEL], check=True, env=environment)
 
     def run(code: str, *, with_torch: bool = False) -> str:
         # In place of a second installation of torch: the one the tests run with, behind the fresh environment's own.
         extra = f"import sys; sys.path.append({str(Path(torch.__file__).parents[1])!r}); " if with_torch else ""
         command = [python, "-c", extra + code]
-        result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=directory)
+        result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=directory, env=environment)
         return result.stdout + result.stderr
 
     return run
 
 
 def test_one_wheel_for_every_python():
-    assert WHEEL.endswith("-py3-none-linux_x86_64.whl")
-    names = zipfile.ZipFile(WHEEL).namelist()
+    assert re.search(r"-py3-none-manylinux_2_\d+_x86_64.whl$", WHEEL)
+    names = names_in(WHEEL)
     libraries = {Path(name).name for name in names if name.startswith("tfla/lib/")}
     assert {"libtfla_torch.so", "libtfla_info.so", "libgomp.so.1", "libhwy.so.1"} <= libraries
     assert sum(name.startswith("libtfla.so") for name in libraries) == 1
@@ -43,10 +51,30 @@ def test_one_wheel_for_every_python():
     assert len(names) == len(set(names))
 
 
+def test_tag_is_what_the_libraries_ask_for():
+    """By auditwheel, which reads the versions of their symbols; libtorch.so is torch's and is there with it."""
+    command = [sys.executable, "-m", "auditwheel", "show", "--json", WHEEL]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert f"-{found['sym_tag']}.whl" in WHEEL
+    assert not found["unsupported_isa"]
+    assert set(found["external_libs"]) == {"libtorch.so"}
+
+
+def test_label(tmp_path):
+    """A wheel with the CUDA backend is the same package in another version, which pip accepts."""
+    wheel = Path(shutil.copy(WHEEL, tmp_path))
+    subprocess.run([ROOT / "tools" / "label_wheel.sh", Path(sys.prefix), wheel, "cu130"], check=True)
+    labelled = tmp_path / wheel.name.replace("-py3", "+cu130-py3")
+    command = ["pip", "install", "--quiet", "--no-index", "--no-deps", "--target", tmp_path / "there", labelled]
+    subprocess.run([sys.executable, "-m", *command], check=True)
+    assert "\nVersion: 0.1.0+cu130\n" in (tmp_path / "there/tfla-0.1.0+cu130.dist-info/METADATA").read_text()
+    assert [name.replace("+cu130", "") for name in sorted(names_in(labelled))] == sorted(names_in(WHEEL))
+
+
 def test_every_library_in_the_wheel_has_a_licence():
     """Ours is LICENSE; any other has a row in NOTICE.md that names texts which are in the wheel too."""
     with zipfile.ZipFile(WHEEL) as wheel:
-        names = wheel.namelist()
+        names = names_in(WHEEL)
         texts = {Path(name).name: wheel.read(name).decode() for name in names if ".dist-info/licenses/" in name}
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]] for line in texts["NOTICE.md"].splitlines() if "`lib" in line

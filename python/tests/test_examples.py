@@ -1,0 +1,16 @@
+"""The examples that are quick enough run and judge themselves."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize(("name", "words"), [("aot_inductor.py", "(5, 7, 64): relative difference")])
+def test_example(name, words):
+    result = subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert words in result.stdout
