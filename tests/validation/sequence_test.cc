@@ -117,6 +117,7 @@ std::vector<BadRow<Args>> common_rows() {
       {"no such gate", "gate", [](Args& a) { a.options.gate = static_cast<InputGate>(9); }},
       {"no such normalizer", "normalizer", [](Args& a) { a.options.normalizer = static_cast<Normalizer>(9); }},
       {"no such formulation", "formulation", [](Args& a) { a.options.formulation = static_cast<Formulation>(9); }},
+      {"no such keep", "keep", [](Args& a) { a.options.keep = static_cast<Keep>(3); }},
   };
 }
 
