@@ -180,7 +180,7 @@ struct StateTile {
  private:
   __device__ __forceinline__ static void store(unsigned to, const float* x, float lift) {
     const auto pack = [&](int e) {
-      if constexpr (has_lifts<T>) return arch::pack(float2{x[e] * lift, x[e + 1] * lift}, T{});
+      if constexpr (needs_scale16<T>) return arch::pack(float2{x[e] * lift, x[e + 1] * lift}, T{});
       return arch::pack(float2{x[e], x[e + 1]}, T{});
     };
     arch::store_tiles(to, pack(0), pack(2), pack(4), pack(6));

@@ -165,7 +165,7 @@ struct Block {
   using Shape = std::conditional_t<Packed, PackedShape, states::Shape>;
   using Space = states::Space<Direction, M, Columns>;
   static constexpr int warpgroups = Space::warpgroups, N = Space::N;
-  static constexpr bool lifted = has_lifts<T>;
+  static constexpr bool lifted = needs_scale16<T>;
   static constexpr bool reverse = Direction == Time::reverse;
   static constexpr bool proper = Which == Pass::proper;
   static constexpr bool pairs = !lifted && (!proper || M == 1);
