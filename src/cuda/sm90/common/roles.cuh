@@ -1,4 +1,4 @@
-// What all kernels of Hopper with roles have in common: how they begin, and how their warpgroups and warps part.
+// The skeleton of kernels with roles: how they begin, and how their warpgroups and warps find their roles.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace tfla::cuda::sm90 {
 
-// Before the roles part: one thread makes the barriers, which all may use from here on, as they may what kernels before
+// How a kernel begins: one thread makes the barriers. After it all threads may use them, and read what kernels before
 // this one wrote.
 template <class InitBarriers>
 __device__ __forceinline__ void begin_kernel(const InitBarriers& init_barriers) {
