@@ -97,8 +97,8 @@ void launch_packing(const Call<float>& call, cudaStream_t stream) {
   maps.k = token_map(call, call.tensors.k, call.dims.qk_heads, call.dims.dqk, block_tokens);
   maps.v = token_map(call, call.tensors.v, call.dims.heads, call.dims.dhv, block_tokens);
   maps.h = token_map(call, call.tensors.h, call.dims.heads, call.dims.dhv, block_tokens);
-  constexpr int bytes = has_lifts<T> ? Block::Space::lifted_bytes : Block::Space::bytes;
-  static_assert(bytes <= 232448, "what a block may have");
+  constexpr int bytes = needs_scale16<T> ? Block::Space::lifted_bytes : Block::Space::bytes;
+  static_assert(bytes <= cta_shared_bytes, "what a CTA may have");
   const auto start = [&](const typename Block::Shape& units, int blocks) {
     launch_chained(Block::reverse ? "reverse" : "forward",
                    forward_kernel<T, M, N, Normalized, Keep, Packed, Direction, Dqk>, blocks, threads, bytes, stream,
@@ -123,7 +123,7 @@ void launch_kernel(const Call<float>& call, cudaStream_t stream) {
 
 template <class T, int M, int N>
 void launch(const Call<float>& call, cudaStream_t stream) {
-  if constexpr (!has_lifts<T>) {  // of float16 no states are kept: keeps_hopper_states
+  if constexpr (!needs_scale16<T>) {  // of float16 no states are kept: keeps_hopper_states
     if (call.dims.kept_chunk > 0)
       return call.rules.normalized ? launch_kernel<T, M, N, true, true>(call, stream)
                                    : launch_kernel<T, M, N, false, true>(call, stream);
@@ -137,8 +137,12 @@ void launch(const Call<float>& call, cudaStream_t stream) {
 template <class T>
 void launch_forward(const Call<float>& call, cudaStream_t stream) {
   using forward::launch;
+  if constexpr (!needs_scale16<T>) {
+    if (call.dims.dqk > kernel_dqk) return launch_forward_dqk512(call, stream);
+  }
+  launch_segment_starts<T>(call, stream);
   if (call.dims.dqk > 128 && call.dims.dhv > 64) return launch<T, 4, 128>(call, stream);
-  if constexpr (!has_lifts<T>) {  // there is no room for lifts
+  if constexpr (!needs_scale16<T>) {  // there is no room for lifts: see takes_dqk
     if (call.dims.dqk > 128) return launch<T, 4, 64>(call, stream);
   }
   if (call.dims.dqk > 64) return call.dims.dhv > 64 ? launch<T, 2, 128>(call, stream) : launch<T, 2, 64>(call, stream);

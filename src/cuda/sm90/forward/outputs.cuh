@@ -384,7 +384,7 @@ struct Outputs : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
       for (int e = 0; e < 32; e += 4) largest = fmaxf(largest, fmaxf(fabsf(s[e + 2 * h]), fabsf(s[e + 2 * h + 1])));
       largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 2));
-      lift[h] = lift_to(largest, top_of_scores, -60, 40);
+      lift[h] = scale16_to(largest, top_of_scores, -60, 40);
     }
   }
 

@@ -74,7 +74,7 @@ struct Registers {
   using Roles = forward::Roles<M, N>;
   static constexpr bool tall = M > 2 && N == 64;  // all rows of a state of dqk above 128 in one warpgroup
   // Outputs of wide states need more of them.
-  static constexpr bool more = (Packed && Direction == Time::forward) || has_lifts<T> || Dqk != Half::both;
+  static constexpr bool more = (Packed && Direction == Time::forward) || needs_scale16<T> || Dqk != Half::both;
   static constexpr int outputs = Roles::wide    ? (Dqk == Half::last && !Normalized ? 152
                                                    : more                           ? 144
                                                                                     : 136)
@@ -86,7 +86,7 @@ struct Registers {
                                : tall && Keep           ? 216
                                : N == 64                ? (Normalized ? 200 : 184)
                                : M == 1                 ? 152
-                               : has_lifts<T> && Packed ? 192
+                               : needs_scale16<T> && Packed ? 192
                                                         : 184;
   static constexpr int movers = 512 - Roles::outputs * outputs - Roles::carriers * state;
 };
@@ -160,7 +160,7 @@ struct Block {
   static constexpr bool beside = n_is_beside<M, N, Normalized, Keep>;
   using Space = forward::Space<M, N, beside>;
   static constexpr bool lean = Space::lean || Packed;  // as Roles::lean; packed sequences take registers too
-  static constexpr bool lifted = has_lifts<T>;
+  static constexpr bool lifted = needs_scale16<T>;
   static constexpr bool reverse = Direction == Time::reverse;  // dC and dV: see reverse.cu
   static_assert(!lifted || !Keep, "no states of float16 are kept: keeps_hopper_states");
   static_assert(!reverse || (Keep && !Normalized), "nobody asks for anything else");

@@ -98,7 +98,7 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
         const auto weight = [&](int t) { return arch::read_float2(gates + Space::abar + 4 * t); };
         if constexpr (lifted) {
           const float before = lift;
-          lift = lift_of_weights(lane.pair, weight);
+          lift = scale16_of_weights(lane.pair, weight);
           decay *= lift * inverse_power(before);
         }
         tile.add(
@@ -167,9 +167,9 @@ struct Carrier : Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk> {
 #pragma unroll
       for (int m = 0; m < own; ++m) largest_n = fmaxf(largest_n, fmaxf(fabsf(n[m][0]), fabsf(n[m][1])));
       const float2 largest = of_warps(float2{tile.largest(), largest_n});
-      return {lift_of_state(largest.x, lift), lift_of_state(largest.y, lift, top_of_norms)};
+      return {scale16_of_state(largest.x, lift), scale16_of_state(largest.y, lift, top_of_norms)};
     } else {
-      return {lift_of_state(of_warps(tile.largest()), lift), 1};
+      return {scale16_of_state(of_warps(tile.largest()), lift), 1};
     }
   }
 

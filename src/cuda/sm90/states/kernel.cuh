@@ -86,10 +86,16 @@ void launch_pass(const Call<float>& call, cudaStream_t stream) {
   }
 }
 
+// Which: totals alone, with the states they add up to, or what comes after.
 template <class T, Time Direction, Pass Which, int M, int Columns>
 void launch_step(const Call<float>& call, cudaStream_t stream) {
-  call.packing.cu_seqlens != nullptr ? launch_pass<T, Direction, Which, M, Columns, true>(call, stream)
-                                     : launch_pass<T, Direction, Which, M, Columns, false>(call, stream);
+  if (call.packing.cu_seqlens != nullptr) {
+    launch_pass<T, Direction, Which, M, Columns, true>(call, stream);
+    if (Which != Pass::proper) launch_packed_segment_scan(call, Direction == Time::reverse, stream);
+    return;
+  }
+  launch_pass<T, Direction, Which, M, Columns, false>(call, stream);
+  if (Which != Pass::proper) launch_segment_scan<T>(call, Direction, stream);
 }
 
 template <class T, Time Direction, Pass Which>
@@ -104,24 +110,32 @@ void launch(const Call<float>& call, cudaStream_t stream) {
 }  // namespace states
 
 template <class T>
-void launch_segment_totals(const Call<float>& call, Time direction, bool one_term, cudaStream_t stream) {
+void launch_segment_starts(const Call<float>& call, cudaStream_t stream) {
   using states::Pass;
-  if (direction == Time::reverse) return states::launch<T, Time::reverse, Pass::totals>(call, stream);
-  // float16 has one term of keys in either pass.
-  if constexpr (!has_lifts<T>) {
-    if (one_term) return states::launch<T, Time::forward, Pass::rough_totals>(call, stream);
-  }
-  states::launch<T, Time::forward, Pass::totals>(call, stream);
+  if (call.dims.segments == 1) return;
+  // float16 keeps no states, and has one term of keys in either pass.
+  if (needs_scale16<T> || call.dims.kept_chunk > 0) return states::launch<T, Time::forward, Pass::totals>(call, stream);
+  if constexpr (!needs_scale16<T>) states::launch<T, Time::forward, Pass::rough_totals>(call, stream);
+}
+
+template <class T>
+void launch_segment_ends(const Call<float>& call, cudaStream_t stream) {
+  using states::Pass;
+  if (call.dims.segments > 1) states::launch<T, Time::reverse, Pass::totals>(call, stream);
 }
 
 template <class T>
 void launch_states(const Call<float>& call, cudaStream_t stream) {
-  states::launch<T, Time::forward, states::Pass::proper>(call, stream);
+  using states::Pass;
+  if (call.dims.segments > 1) states::launch<T, Time::forward, Pass::totals>(call, stream);
+  states::launch<T, Time::forward, Pass::proper>(call, stream);
 }
 
 template <class T>
 void launch_grad_states(const Call<float>& call, cudaStream_t stream) {
-  states::launch<T, Time::reverse, states::Pass::proper>(call, stream);
+  using states::Pass;
+  launch_segment_ends<T>(call, stream);
+  states::launch<T, Time::reverse, Pass::proper>(call, stream);
 }
 
 }  // namespace tfla::cuda::sm90

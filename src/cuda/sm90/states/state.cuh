@@ -47,7 +47,7 @@ struct Carrier : Block<T, Direction, Which, M, Columns, Packed> {
         if (proper && enters) {
           float state_lift = 1;  // of the rounded state besides
           if constexpr (lifted) {
-            state_lift = lift_of_state(largest_of_warps<4 * warpgroups>(tile.largest(), space + Space::largest, turns,
+            state_lift = scale16_of_state(largest_of_warps<4 * warpgroups>(tile.largest(), space + Space::largest, turns,
                                                                         4 * warpgroup + at.warp, 1),
                                        lift);
             turns ^= 1;
@@ -82,7 +82,7 @@ struct Carrier : Block<T, Direction, Which, M, Columns, Packed> {
         float change = 1;
         if constexpr (lifted) {
           const float before = lift;
-          lift = lift_of_weights(at.pair, weight);
+          lift = scale16_of_weights(at.pair, weight);
           change = lift * inverse_power(before);
         }
         if (enters || (lifted && change != 1)) {
