@@ -11,8 +11,9 @@ namespace tfla::cuda {
 
 enum class Time { forward, reverse };
 
+// by_clusters: in one launch; a sequence has no more chunks than the CTAs of a cluster take.
 template <class Real>
-void launch_gates(const Call<Real>& call, cudaStream_t stream);
+void launch_gates(const Call<Real>& call, bool by_clusters, cudaStream_t stream);
 
 // T: the type of q, k, v.
 template <class T>

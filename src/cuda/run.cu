@@ -58,25 +58,27 @@ void launch_portable(const Launch& launch, const Call<typename Config<T>::Real>&
 template <class T>
 void launch_hopper(const Launch& launch, const Call<float>& call, cudaStream_t stream) {
   const bool rest = is(launch, variant::rest_of_dqk);
-  switch (row_of(launch).kernel) {
+  const KernelRow& row = row_of(launch);
+  const sm90::TileSize tile{row.rows, row.columns};
+  switch (row.kernel) {
     case Kernel::segment_totals:
-      return sm90::launch_segment_totals<T>(call, Time::forward, is(launch, variant::one_term), stream);
+      return sm90::launch_segment_totals<T>(call, tile, Time::forward, is(launch, variant::one_term), stream);
     case Kernel::segment_scan: return sm90::launch_packed_segment_scan(call, false, stream);
-    case Kernel::states: return sm90::launch_states<T>(call, stream);
+    case Kernel::states: return sm90::launch_states<T>(call, tile, stream);
     case Kernel::forward:
-      return row_of(launch).rows > hopper::dqk_of_a_pass ? sm90::launch_forward_part(call, rest, stream)
-                                                         : sm90::launch_forward<T>(call, stream);
-    case Kernel::grad_segment_totals: return sm90::launch_segment_totals<T>(call, Time::reverse, false, stream);
+      return row.rows > hopper::dqk_of_a_pass ? sm90::launch_forward_part(call, rest, stream)
+                                              : sm90::launch_forward<T>(call, tile, stream);
+    case Kernel::grad_segment_totals: return sm90::launch_segment_totals<T>(call, tile, Time::reverse, false, stream);
     case Kernel::grad_segment_scan: return sm90::launch_packed_segment_scan(call, true, stream);
-    case Kernel::grad_states: return sm90::launch_grad_states<T>(call, stream);
-    case Kernel::grad_states_v: return sm90::launch_grad_states_v(call, stream);
+    case Kernel::grad_states: return sm90::launch_grad_states<T>(call, tile, stream);
+    case Kernel::grad_states_v: return sm90::launch_grad_states_v(call, tile, stream);
     case Kernel::row_dots: return sm90::launch_row_dots<T>(call, stream);
     case Kernel::grad_n: return sm90::launch_grad_n<T>(call, stream);
-    case Kernel::grad_v: return sm90::launch_grad_v<T>(call, stream);
+    case Kernel::grad_v: return sm90::launch_grad_v<T>(call, tile, stream);
     case Kernel::grad_qk: return sm90::launch_grad_qk<T>(call, stream);
     case Kernel::grad_qk_norm: return sm90::launch_grad_qk_norm<T>(call, stream);
-    case Kernel::grad_qkv: return sm90::launch_grad_qkv<T>(call, stream);
-    case Kernel::grad_qkv_small: return sm90::launch_grad_qkv_small(call, stream);
+    case Kernel::grad_qkv: return sm90::launch_grad_qkv<T>(call, tile, stream);
+    case Kernel::grad_qkv_small: return sm90::launch_grad_qkv_small(call, tile, stream);
     default: throw InvalidArgument("tfla: plan has a launch that this build does not know; plan these arguments again");
   }
 }
@@ -95,7 +97,7 @@ void run_launch(const Launch& launch, const Plan& plan, Call<typename Config<T>:
   if (row.kernel == Kernel::gates) {
     Call<Real> own = call;
     if (!is(launch, variant::token_blocks)) own.gates.block_u = nullptr;
-    return launch_gates(own, stream);
+    return launch_gates(own, row.needs == Needs::clusters, stream);
   }
   if (row.kernel == Kernel::grad_gates) {
     Call<Real> own = call;

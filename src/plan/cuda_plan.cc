@@ -181,7 +181,10 @@ class Lister {
 
  private:
   void add(Kernel kernel, Needs needs, unsigned bits = 0, int columns = 0) {
-    const std::size_t row = find_row(kernel, needs, plan_.shape, columns);
+    add(kernel, needs, plan_.shape, bits, columns);
+  }
+  void add(Kernel kernel, Needs needs, const MlstmShape& shape, unsigned bits, int columns = 0) {
+    const std::size_t row = find_row(kernel, needs, shape, columns);
     plan_.launches.add({.kernel = static_cast<std::uint8_t>(row), .variant = static_cast<std::uint8_t>(batch_ | bits)});
   }
 
@@ -200,8 +203,16 @@ class Lister {
   // The states that segments start from.
   void cut(Kernel totals, Kernel scan, Needs needs, unsigned bits = 0) {
     if (plan_.segments == 1) return;
-    add(totals, needs, bits);
+    add(totals, needs, shape_of_pass(bits), bits);
     add(scan, plan_.shape.packed ? needs : Needs::any_gpu, bits & variant::rest_of_dqk);
+  }
+
+  // Forward of dqk above 256 has a pass over the first 256, and one over the rest.
+  [[nodiscard]] MlstmShape shape_of_pass(unsigned bits) const {
+    MlstmShape shape = plan_.shape;
+    if (choice_.hopper && plan_.operation == Operation::forward && shape.dqk > hopper::dqk_of_a_pass)
+      shape.dqk = (bits & variant::rest_of_dqk) != 0 ? shape.dqk - hopper::dqk_of_a_pass : hopper::dqk_of_a_pass;
+    return shape;
   }
 
   void hopper_grad_qkv() {

@@ -104,11 +104,10 @@ __global__ void __launch_bounds__(threads, resident_ctas<Work, Long, Blocks>) ga
 }
 
 template <class Work, int Chunks, bool Long, bool Blocks, class Real>
-void launch_gates_in(const Call<Real>& call, cudaStream_t stream) {
+void launch_gates_in(const Call<Real>& call, bool by_clusters, cudaStream_t stream) {
   const auto ctas_of = [](std::int64_t chunks) { return (chunks + Chunks - 1) / Chunks; };
   if constexpr (!Long) {
-    if (runs_sm90_code() && call.packing.cu_seqlens == nullptr && call.dims.tokens > 0 &&
-        call.dims.chunks_per_row <= most_cluster_chunks<Chunks>) {
+    if (by_clusters) {
       const auto cluster = static_cast<unsigned>(ctas_of(call.dims.chunks_per_row));
       return launch_clusters("gates", gates_kernel<Real, Work, Chunks, Blocks>, cluster,
                              call.dims.batch * head_groups(call) * cluster, threads, 0, stream, call, cluster);
@@ -128,13 +127,13 @@ void launch_gates_in(const Call<Real>& call, cudaStream_t stream) {
 
 // Two chunks to a CTA are for 16-bit tensors alone, whose calls are the fastest.
 template <class Work, class Real>
-void launch_gates_as(const Call<Real>& call, cudaStream_t stream) {
-  if (call.dims.L > slab_tokens) return launch_gates_in<Work, 1, true, false>(call, stream);
+void launch_gates_as(const Call<Real>& call, bool by_clusters, cudaStream_t stream) {
+  if (call.dims.L > slab_tokens) return launch_gates_in<Work, 1, true, false>(call, by_clusters, stream);
   if constexpr (std::is_same_v<Work, float>) {
-    if (2 * call.dims.L <= slab_tokens) return launch_gates_in<Work, 2, false, false>(call, stream);
-    if (call.gates.block_u != nullptr) return launch_gates_in<Work, 1, false, true>(call, stream);
+    if (2 * call.dims.L <= slab_tokens) return launch_gates_in<Work, 2, false, false>(call, by_clusters, stream);
+    if (call.gates.block_u != nullptr) return launch_gates_in<Work, 1, false, true>(call, by_clusters, stream);
   }
-  launch_gates_in<Work, 1, false, false>(call, stream);
+  launch_gates_in<Work, 1, false, false>(call, by_clusters, stream);
 }
 
 }  // namespace
@@ -142,13 +141,13 @@ void launch_gates_as(const Call<Real>& call, cudaStream_t stream) {
 }  // namespace gates
 
 template <class Real>
-void launch_gates(const Call<Real>& call, cudaStream_t stream) {
+void launch_gates(const Call<Real>& call, bool by_clusters, cudaStream_t stream) {
   if (call.dims.chunk_count == 0) return;
-  if (!call.rules.tensors_16_bit) return gates::launch_gates_as<double>(call, stream);
-  if constexpr (std::is_same_v<Real, float>) gates::launch_gates_as<float>(call, stream);
+  if (!call.rules.tensors_16_bit) return gates::launch_gates_as<double>(call, by_clusters, stream);
+  if constexpr (std::is_same_v<Real, float>) gates::launch_gates_as<float>(call, by_clusters, stream);
 }
 
-template void launch_gates(const Call<float>&, cudaStream_t);
-template void launch_gates(const Call<double>&, cudaStream_t);
+template void launch_gates(const Call<float>&, bool, cudaStream_t);
+template void launch_gates(const Call<double>&, bool, cudaStream_t);
 
 }  // namespace tfla::cuda

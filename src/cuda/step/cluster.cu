@@ -13,10 +13,12 @@ namespace {
 // A CTA's tile of the state: column_groups threads side by side on a row of C, four columns each, the others on the
 // rows below. Each thread has `ahead` rows in flight while it works on as many.
 struct Narrow {
-  static constexpr int column_groups = 16, ahead = 4, ctas = 1;  // CTAs per multiprocessor
+  static constexpr int column_groups = 16, ctas = 1;  // CTAs per multiprocessor
+  [[maybe_unused]] static constexpr int ahead = 4;
 };
 struct Wide {
-  static constexpr int column_groups = 32, ahead = 2, ctas = 5;
+  static constexpr int column_groups = 32, ctas = 5;
+  [[maybe_unused]] static constexpr int ahead = 2;
 };
 
 // CTAs per multiprocessor. Queries and keys of more than 16 bits take more registers.

@@ -47,14 +47,6 @@ cuuint64_t stride_bytes(std::int64_t stride, std::int64_t size) {
 
 }  // namespace
 
-bool has_map(const Strided& rows, std::int64_t packed_tokens) {
-  constexpr std::int64_t most = std::int64_t{1} << 40;
-  const auto fits = [](std::int64_t stride) { return stride >= 0 && stride * item < most; };
-  if (!rows.wide || !fits(rows.batch) || !fits(rows.token) || !fits(rows.head)) return false;
-  const double before = static_cast<double>(packed_tokens) * static_cast<double>(rows.token * item);
-  return before < static_cast<double>(reinterpret_cast<std::uintptr_t>(rows.data));
-}
-
 CUtensorMap token_map(const Call<float>& call, const Strided& rows, std::int64_t heads, std::int64_t columns,
                       int box_tokens) {
   const bool packed = call.packing.cu_seqlens != nullptr;

@@ -10,10 +10,6 @@
 
 namespace tfla::cuda::sm90 {
 
-// Whether boxes of `rows` can be copied: steps between rows, heads and batches are multiples of 16 bytes below 2^40.
-// packed_tokens: tokens of packed sequences, whose map begins that many rows before the tensor; 0: a dense batch.
-[[nodiscard]] bool has_map(const Strided& rows, std::int64_t packed_tokens);
-
 // A [B,T,H,D] tensor of 16-bit numbers as (column, token, head, batch) in boxes of 64 columns by box_tokens; columns
 // beyond D and tokens beyond T read as zero, and are not written.
 //

@@ -3,6 +3,7 @@
 // deta is dh.h, which row_dots makes, times the slope. Then dn <- gbar dn + sum_t scale qbar_t deta_t q_t in reverse
 // time: one kernel makes the sums of all chunks, a second one scans them.
 #include "cuda/arch/cluster.cuh"
+#include "cuda/arch/mma.cuh"
 #include "cuda/common/device.cuh"
 #include "cuda/launch.h"
 #include "cuda/sm90/entry.h"
@@ -101,7 +102,6 @@ __global__ void grad_n_scan_kernel(Call<float> call, bool has_sums) {
 template <class T>
 void launch_grad_n(const Call<float>& call, cudaStream_t stream) {
   if (call.rules.exact) {
-    launch_row_dots<T>(call, stream);
     launch_chained("grad_n_sums", grad_n_sums_kernel<T>, call.dims.chunk_count * call.dims.heads, threads, 0, stream,
                    call, (call.dims.dqk + Config<T>::width - 1) / Config<T>::width);
   }

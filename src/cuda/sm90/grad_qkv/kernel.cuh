@@ -73,24 +73,24 @@ void launch_config(const Call<float>& call, cudaStream_t stream) {
                  add_nothing<C::packed>(maps_of<C>(call), call, chunk_tokens), work);
 }
 
-// The configuration for a shape: one or two panels of dqk, two to four of dhv.
-template <class T>
-void launch(const Call<float>& call, cudaStream_t stream) {
+template <class T, int DqkPanels, int DhvPanels>
+void launch_panels(const Call<float>& call, cudaStream_t stream) {
   launch_by_packing(call, [&](auto packed) {
-    const auto launch_dhv = [&]<int Dqk>(std::integral_constant<int, Dqk>) {
-      constexpr bool is_packed = decltype(packed)::value;
-      if (call.dims.dhv <= 2 * panel)
-        launch_config<Config<T, Options{.dqk_panels = Dqk, .dhv_panels = 2, .packed = is_packed}>>(call, stream);
-      else if (call.dims.dhv <= 3 * panel)
-        launch_config<Config<T, Options{.dqk_panels = Dqk, .dhv_panels = 3, .packed = is_packed}>>(call, stream);
-      else
-        launch_config<Config<T, Options{.dqk_panels = Dqk, .dhv_panels = 4, .packed = is_packed}>>(call, stream);
-    };
-    if (call.dims.dqk <= panel)
-      launch_dhv(std::integral_constant<int, 1>{});
-    else
-      launch_dhv(std::integral_constant<int, 2>{});
+    constexpr Options options{.dqk_panels = DqkPanels, .dhv_panels = DhvPanels, .packed = decltype(packed)::value};
+    launch_config<Config<T, options>>(call, stream);
   });
+}
+
+template <class T, int DqkPanels>
+void launch_columns(const Call<float>& call, int columns, cudaStream_t stream) {
+  if (columns == 2 * panel) return launch_panels<T, DqkPanels, 2>(call, stream);
+  columns == 3 * panel ? launch_panels<T, DqkPanels, 3>(call, stream) : launch_panels<T, DqkPanels, 4>(call, stream);
+}
+
+template <class T>
+void launch(const Call<float>& call, TileSize tile, cudaStream_t stream) {
+  tile.rows == panel ? launch_columns<T, 1>(call, tile.columns, stream)
+                     : launch_columns<T, 2>(call, tile.columns, stream);
 }
 
 }  // namespace tfla::cuda::sm90::grad_qkv

@@ -71,10 +71,9 @@ void launch_config(const Call<float>& call, cudaStream_t stream) {
                  shared_bytes, stream, maps_of(call), work);
 }
 
-// The configuration for a shape.
-inline void launch(const Call<float>& call, cudaStream_t stream) {
+inline void launch(const Call<float>& call, TileSize tile, cudaStream_t stream) {
   launch_by_packing(call, [&](auto packed) {
-    if (std::max(call.dims.dqk, call.dims.dhv) > 32)
+    if (tile.columns == 64)
       launch_config<Config<Options{.columns = 64, .packed = packed.value}>>(call, stream);
     else
       launch_config<Config<Options{.columns = 32, .packed = packed.value}>>(call, stream);

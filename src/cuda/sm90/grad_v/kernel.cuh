@@ -60,26 +60,25 @@ void launch_config(const Call<float>& call, int tiles_per_chunk, cudaStream_t st
                   .depth = panels_of(call.dims.dqk),
                   .tiles = ColumnTiles(call, tiles_per_chunk, ctas),
                   .dhv = call.dims.dhv,
-                  .state_tiles = state_tiles(call.dims.dqk, call.dims.dhv),
-                  .state_columns = state_columns(call.dims.dhv)};
+                  .state_tiles = static_cast<int>(hopper::state_tiles(call.dims.dqk, call.dims.dhv)),
+                  .state_columns = static_cast<int>(hopper::state_columns(call.dims.dhv))};
   launch_chained("grad_v", grad_v_kernel<C>, ctas, C::threads, shared_bytes, stream,
                  add_nothing<C::packed>(maps_of(call), call, token_block), work);
 }
 
-// The configuration for a shape: as few tiles for a chunk as possible, as wide as each other (320 columns are two tiles
-// of 192). In bfloat16 only 1 and 4 panels are compiled: what lies between has grad_states_v, to kernel_dqk.
+// Which panels are compiled for a type: kernel_table.h has a row for each.
 template <class T>
-void launch(const Call<float>& call, cudaStream_t stream) {
-  const int panels = panels_of(call.dims.dhv), tiles = (panels + most_panels - 1) / most_panels;
+void launch(const Call<float>& call, TileSize tile, cudaStream_t stream) {
+  const int panels = tile.columns / panel, tiles = (panels_of(call.dims.dhv) + panels - 1) / panels;
   launch_by_packing(call, [&](auto packed) {
     constexpr bool is_packed = decltype(packed)::value;
-    const int wanted = !needs_scale16<T> && panels > 1 ? most_panels : (panels + tiles - 1) / tiles;
-    if (wanted == 1) return launch_config<Config<T, Options{.panels = 1, .packed = is_packed}>>(call, tiles, stream);
+    if (panels == 1) return launch_config<Config<T, Options{.panels = 1, .packed = is_packed}>>(call, tiles, stream);
     if constexpr (needs_scale16<T>) {
-      if (wanted == 2) return launch_config<Config<T, Options{.panels = 2, .packed = is_packed}>>(call, tiles, stream);
-      if (wanted == 3) return launch_config<Config<T, Options{.panels = 3, .packed = is_packed}>>(call, tiles, stream);
+      if (panels == 2) return launch_config<Config<T, Options{.panels = 2, .packed = is_packed}>>(call, tiles, stream);
+      if (panels == 3) return launch_config<Config<T, Options{.panels = 3, .packed = is_packed}>>(call, tiles, stream);
     }
-    launch_config<Config<T, Options{.panels = most_panels, .packed = is_packed}>>(call, tiles, stream);
+    if constexpr (needs_scale16<T> || !is_packed)
+      launch_config<Config<T, Options{.panels = most_panels, .packed = is_packed}>>(call, tiles, stream);
   });
 }
 

@@ -1,11 +1,11 @@
-// Forward of heads of dqk above 256 on Hopper, by the kernel of forward.cu. Scores, states and q.n are sums over the
-// columns of dqk, and so are
+// Forward of bfloat16 heads of dqk above 256, in two kernels. Scores, states and q.n are sums over the columns of dqk,
+// and so are O and d, up to the division:
 //
 //   O = qbar Q C + P V,  d = qbar q.n + the sums of the rows of P,  H = scale O / max(|scale d|, floor)
 //
-// up to the division. One kernel makes O and d of the first 256 columns, another one adds those of the rest and
-// divides. What the first leaves lies in global memory in the order in which the threads of the other read it, in
-// float32. All columns in one kernel would take the registers of four warpgroups for 128 columns of the state.
+// One kernel makes O and d of the first 256 columns. The other adds those of the rest and divides. The first leaves O
+// and d in global memory, in float32, in the order in which the threads of the other read them. All columns in one
+// kernel would take the registers of four warpgroups for 128 columns of the state.
 #include "cuda/sm90/forward/kernel.cuh"
 
 namespace tfla::cuda::sm90 {
@@ -13,24 +13,34 @@ namespace tfla::cuda::sm90 {
 namespace {
 
 using T = __nv_bfloat16;
-using forward::Half;
-constexpr int M = kernel_dqk / panel, N = 128;
+using forward::Config;
+using forward::DqkPart;
+constexpr forward::Options part_options(bool normalized, DqkPart part) {
+  return {.dqk_panels = hopper::dqk_of_a_pass / panel,
+          .columns = 128,
+          .normalized = normalized,
+          .keep = Keep::nothing,
+          .packed = false,
+          .direction = Time::forward,
+          .dqk_part = part};
+}
 
-static_assert(hopper::partial_floats(128) ==
-              forward::Block<T, M, N, false, false, false, Time::forward, Half::first>::dqk_partial_floats);
+using Partial = forward::DqkPartial<Config<T, part_options(false, DqkPart::first)>>;
+static_assert(hopper::partial_floats(128) == Partial::floats, "plan/hopper_sizes.h");
 
-template <Half Which>
+template <DqkPart Part>
 void launch(const Call<float>& call, cudaStream_t stream) {
-  call.rules.normalized ? forward::launch_packing<T, M, N, true, false, false, Time::forward, Which>(call, stream)
-                        : forward::launch_packing<T, M, N, false, false, false, Time::forward, Which>(call, stream);
+  call.rules.normalized ? forward::launch<Config<T, part_options(true, Part)>>(call, stream)
+                        : forward::launch<Config<T, part_options(false, Part)>>(call, stream);
 }
 
 }  // namespace
 
 Call<float> part_of_dqk(const Call<float>& call, bool rest) {
+  constexpr int first_columns = hopper::dqk_of_a_pass;
+  const int first = rest ? first_columns : 0;
   Call<float> part = call;
-  const int first = rest ? kernel_dqk : 0;
-  part.dims.dqk = rest ? call.dims.dqk - kernel_dqk : kernel_dqk;
+  part.dims.dqk = rest ? call.dims.dqk - first_columns : first_columns;
   for (Strided* rows : {&part.tensors.q, &part.tensors.k}) rows->data = static_cast<T*>(rows->data) + first;
   for (StridedState* C : {&part.carried.C0, &part.carried.C_last})
     if (C->data != nullptr) C->data = static_cast<float*>(C->data) + first * C->row;
@@ -41,7 +51,7 @@ Call<float> part_of_dqk(const Call<float>& call, bool rest) {
 
 void launch_forward_part(const Call<float>& call, bool rest, cudaStream_t stream) {
   const Call<float> part = part_of_dqk(call, rest);
-  rest ? launch<Half::last>(part, stream) : launch<Half::first>(part, stream);
+  rest ? launch<DqkPart::last>(part, stream) : launch<DqkPart::first>(part, stream);
 }
 
 }  // namespace tfla::cuda::sm90

@@ -2,6 +2,8 @@
 
 namespace tfla::cuda::sm90 {
 
+static_assert(hopper::trace_columns == grad_qk::tile_columns && hopper::warps == grad_qk::trace_warps);
+
 template <class T>
 void launch_grad_qk(const Call<float>& call, cudaStream_t stream) {
   grad_qk::launch<T, false>(call, stream);

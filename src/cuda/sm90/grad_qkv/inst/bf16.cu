@@ -3,10 +3,10 @@
 namespace tfla::cuda::sm90 {
 
 template <class T>
-void launch_grad_qkv(const Call<float>& call, cudaStream_t stream) {
-  grad_qkv::launch<T>(call, stream);
+void launch_grad_qkv(const Call<float>& call, TileSize tile, cudaStream_t stream) {
+  grad_qkv::launch<T>(call, tile, stream);
 }
 
-template void launch_grad_qkv<__nv_bfloat16>(const Call<float>&, cudaStream_t);
+template void launch_grad_qkv<__nv_bfloat16>(const Call<float>&, TileSize, cudaStream_t);
 
 }  // namespace tfla::cuda::sm90

@@ -2,6 +2,8 @@
 
 namespace tfla::cuda::sm90 {
 
-void launch_grad_qkv_small(const Call<float>& call, cudaStream_t stream) { grad_qkv_small::launch(call, stream); }
+void launch_grad_qkv_small(const Call<float>& call, TileSize tile, cudaStream_t stream) {
+  grad_qkv_small::launch(call, tile, stream);
+}
 
 }  // namespace tfla::cuda::sm90

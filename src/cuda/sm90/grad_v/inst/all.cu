@@ -3,11 +3,11 @@
 namespace tfla::cuda::sm90 {
 
 template <class T>
-void launch_grad_v(const Call<float>& call, cudaStream_t stream) {
-  grad_v::launch<T>(call, stream);
+void launch_grad_v(const Call<float>& call, TileSize tile, cudaStream_t stream) {
+  grad_v::launch<T>(call, tile, stream);
 }
 
-template void launch_grad_v<__nv_bfloat16>(const Call<float>&, cudaStream_t);
-template void launch_grad_v<__half>(const Call<float>&, cudaStream_t);
+template void launch_grad_v<__nv_bfloat16>(const Call<float>&, TileSize, cudaStream_t);
+template void launch_grad_v<__half>(const Call<float>&, TileSize, cudaStream_t);
 
 }  // namespace tfla::cuda::sm90
