@@ -1,5 +1,6 @@
 // tfla explain: what a call would do, without doing it.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <limits>
@@ -19,6 +20,8 @@ constexpr const char* examples =
     "  tfla explain --shape 1,8192,4,128,256                     the forward pass of one layer\n"
     "  tfla explain --shape 1,8192,4,128,256 --op training       forward and backward\n"
     "  tfla explain --shape 8,1,8,256,512 --op step --threads 2  one token for each of 8 sequences\n"
+    "  tfla explain --shape 8,8192,16,128,256 --dtype bfloat16 --op training --gpu H200\n"
+    "                                                            on a GPU that need not be there\n"
     "  tfla explain --shape 1,2048,8,64,64 --qk-heads 2 --json   for a program to read";
 
 struct ExplainOptions {
@@ -42,6 +45,19 @@ std::vector<Operation> parse_operations(const std::string& option, const std::st
   const std::vector<std::vector<Operation>> choices = {
       {Operation::forward}, {Operation::backward}, {Operation::forward, Operation::backward}, {Operation::step}};
   return choices[parse_word(option, text, {"forward", "backward", "training", "step"})];
+}
+
+std::vector<std::string> known_names() {
+  std::vector<std::string> names;
+  for (const KnownGpu& gpu : known_gpus()) names.emplace_back(gpu.name);
+  return names;
+}
+
+std::string gpu_names() { return fmt::format("{}", fmt::join(known_names(), ", ")); }
+
+void plan_for_gpu(Execution& execution, const std::string& option, const std::string& text) {
+  execution.device = Device::cuda;
+  execution.gpu = known_gpus()[parse_word(option, text, known_names())].facts;
 }
 
 int explain(ExplainOptions options) {
@@ -68,7 +84,7 @@ Command add_explain(CLI::App& program) {
   auto options = std::make_shared<ExplainOptions>();
   CLI::App* app = program.add_subcommand("explain", "print the plan of a call: kernels, chunks, scratch, FLOPs, bytes");
   app->footer(examples);
-  const auto add = [&](const char* option, const char* kind, const char* help, auto read) {
+  const auto add = [&](const char* option, const char* kind, const std::string& help, auto read) {
     return add_text_option(*app, option, kind, help, read);
   };
   ExplainOptions& o = *options;
@@ -87,7 +103,13 @@ Command add_explain(CLI::App& program) {
       [&o](Text option, Text text) { o.mlstm.gate = only(option, text, parse_gates(option, text)); });
   add("--formulation", "NAME", "chunkwise (default), parallel or recurrent",
       [&o](Text option, Text text) { o.mlstm.formulation = only(option, text, parse_formulations(option, text)); });
+  add("--keep", "NAME", "cuda: what forward leaves for backward: nothing (default), denominators or states",
+      [&o](Text option, Text text) {
+        o.mlstm.keep = static_cast<Keep>(parse_word(option, text, {"nothing", "denominators", "states"}));
+      });
   add_common_options(*app, o.common);
+  add("--gpu", "NAME", "device cuda: plan for this GPU, which need not be there: " + gpu_names(),
+      [&o](Text option, Text text) { plan_for_gpu(o.common.execution, option, text); });
   app->add_flag("--json", o.json, "print JSON instead of a page");
   return {app, [options] { return explain(*options); }};
 }

@@ -11,6 +11,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "cli/support/options.h"
 #include "core/names.h"
@@ -31,6 +32,8 @@ std::string compiler() {
 
 nlohmann::ordered_json to_json(const Plan& plan) {
   const MlstmShape& shape = plan.shape;
+  std::vector<std::string> launches;
+  for (const Launch& launch : plan.launches) launches.push_back(describe(launch, plan.device));
   return {{"operation", name(plan.operation)},
           {"device", name(plan.device)},
           {"formulation", name(plan.formulation)},
@@ -44,6 +47,7 @@ nlohmann::ordered_json to_json(const Plan& plan) {
           {"gate_dtype", tfla::name(shape.gate_dtype)},
           {"compute", tfla::name(plan.compute)},
           {"threads", plan.threads},
+          {"launches", launches},
           {"tile", plan.tile},
           {"chunk", plan.chunk},
           {"span", plan.span},

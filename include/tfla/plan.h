@@ -60,14 +60,14 @@ struct Execution {
   std::optional<DeviceFacts> gpu = {};  // cuda: plan for this GPU; default: the current one
 };
 
-// One step of a call: a kernel on a GPU, a pass on the CPU. describe() names it.
+// One step of a call: a kernel on a GPU, a pass on the CPU.
 struct Launch {
   std::uint8_t kernel = 0;   // row in the table of compiled kernels
   std::uint8_t variant = 0;  // bits, by kernel: packed sequences, what is kept, ...
 
   bool operator==(const Launch&) const = default;
 };
-[[nodiscard]] std::string describe(const Launch& launch);
+[[nodiscard]] std::string describe(const Launch& launch, Device device);
 
 // The steps of a call in their order.
 class Launches {

@@ -45,7 +45,8 @@ const char* code_of(Needs needs) {
 
 }  // namespace
 
-std::string describe(const Launch& launch) {
+std::string describe(const Launch& launch, Device device) {
+  if (device == Device::cpu) return std::string(describe_pass(launch));
   const KernelRow& row = row_of(launch);
   std::string text = fmt::format("{:<20}{}{}", name(row.kernel), tile_of(row), code_of(row.needs));
   if (is(launch, variant::keeps_states)) text += "; leaves states";
@@ -73,7 +74,7 @@ std::string describe(const Plan& plan) {
                      : fmt::format("cpu, {} thread{}", plan.threads, plan.threads == 1 ? "" : "s"));
   const char* key = "kernels";
   for (const Launch& launch : plan.launches) {
-    line(key, plan.device == Device::cpu ? std::string(describe_pass(launch)) : describe(launch));
+    line(key, describe(launch, plan.device));
     key = "";
   }
   if (plan.formulation == Formulation::recurrent) {

@@ -161,7 +161,8 @@ using Compiled = std::tuple<std::size_t, DType, unsigned>;
 
 std::string text(const Compiled& kernel) {
   const auto& [row, dtype, bits] = kernel;
-  return describe(Launch{static_cast<std::uint8_t>(row), static_cast<std::uint8_t>(bits)}) + ", " + name(dtype) +
+  return describe(Launch{static_cast<std::uint8_t>(row), static_cast<std::uint8_t>(bits)}, Device::cuda) + ", " +
+         name(dtype) +
          ((bits & variant::packed) != 0 ? ", packed" : "") + ((bits & variant::normalized) != 0 ? ", normalized" : "");
 }
 

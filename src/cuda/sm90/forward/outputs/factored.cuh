@@ -29,7 +29,7 @@ __device__ __forceinline__ void read_weights(float (&weights)[16], float decay, 
 template <class C>
 __device__ __forceinline__ bool are_in_range(const TokenBlock<C>& b, float decay, const float (&qbar)[2],
                                              const float (&weights)[16]) {
-  if (!b.cta.call.rules.log_space) return decay >= least_unit;
+  if (!b.cta.call.rules.may_exceed_one) return decay >= least_unit;
   bool all = is_unit(decay) && is_unit(qbar[0]) && is_unit(qbar[1]);
 #pragma unroll
   for (const float weight : weights) all = all && weight <= 0x1p64F;
