@@ -7,11 +7,12 @@
 #include <cstdint>
 
 #include "cuda/call.h"
+#include "cuda/sm90/common/limits.h"
 
 namespace tfla::cuda::sm90 {
 
 // Tokens between the states that backward reads.
-inline constexpr int stored_chunk = 128;
+inline constexpr int stored_chunk = chunk_tokens;
 
 // Compute capability 9.0, of the current device.
 [[nodiscard]] bool supported_device();

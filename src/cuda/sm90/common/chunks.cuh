@@ -16,13 +16,13 @@
 
 namespace tfla::cuda::sm90::scores {
 
-inline constexpr int chunk = 128;                 // tokens
-inline constexpr int half = 64;                   // keys, and queries, of a consumer
+inline constexpr int chunk = chunk_tokens;
+inline constexpr int half = token_block;                   // keys, and queries, of a consumer
 inline constexpr unsigned row_bytes = 2 * panel;  // of a panel in shared memory
 inline constexpr unsigned slot_bytes = chunk * row_bytes;
 inline constexpr unsigned half_bytes = half * row_bytes;
 inline constexpr int last_tile = 256;  // added to the tokens of a block's last tile: what consumers know of the grid
-inline constexpr int warpgroup = 128;
+inline constexpr int warpgroup = warpgroup_threads;
 
 // What is common to all chunks of a call.
 struct Chunks {

@@ -7,47 +7,13 @@
 #include "cuda/arch/shared.cuh"
 #include "cuda/arch/wgmma.cuh"
 #include "cuda/call.h"
+#include "cuda/sm90/common/lane.cuh"
+#include "cuda/sm90/common/limits.h"
 #include "cuda/sm90/common/scale16.cuh"
 
 namespace tfla::cuda::sm90 {
 
-inline constexpr int block_tokens = 64;       // tokens that are added at a time
-inline constexpr int panel_bytes = 64 * 128;  // 64 tokens by 64 columns of 16 bits, swizzled
-inline constexpr int warpgroup_threads = 128;
-
-// Where a thread of a warpgroup stands in a 64-row sum (arch/wgmma.cuh), and in tiles of 16-bit numbers.
-struct Lane {
-  int warp, lane, row, pair;  // row of its first element, column of its first pair
-
-  __device__ __forceinline__ Lane() : Lane(threadIdx.x) {}
-  __device__ __forceinline__ explicit Lane(unsigned thread)
-      : warp(static_cast<int>(thread % warpgroup_threads) / 32),
-        lane(static_cast<int>(thread % 32)),
-        row(16 * warp + lane / 4),
-        pair(2 * (lane % 4)) {}
-  // The same worked out anew where it is used, so that no registers keep it.
-  __device__ __forceinline__ static Lane again() {
-    int thread = threadIdx.x;
-    arch::forget(thread);
-    return Lane(thread);
-  }
-
-  // The row this lane names to ldmatrix and stmatrix for tile (n, n + 8 columns) of the warp's 16 rows, as an address
-  // within a panel of 128-byte rows; xor with 32 n moves on by 16 columns.
-  __device__ __forceinline__ unsigned tile_row() const {
-    const int r = 16 * warp + lane % 16;
-    return r * 128 + ((lane / 16) ^ (lane % 8)) * 16;
-  }
-  // The same row in groups of eight columns (arch::groups_descriptor): two groups further on by 16 columns.
-  __device__ __forceinline__ unsigned group_row(int group_bytes) const {
-    return (16 * warp + lane % 16) * 16 + lane / 16 * group_bytes;
-  }
-  // As tile_row, to read the transpose: 16 tokens by the warp's 16 columns of a panel.
-  __device__ __forceinline__ unsigned transposed_row() const {
-    const int token = lane / 16 * 8 + lane % 8;
-    return token * 128 + ((2 * warp + lane / 8 % 2) ^ (lane % 8)) * 16;
-  }
-};
+inline constexpr int block_tokens = token_block;  // tokens that are added at a time
 
 // The sum over the four lanes that hold a row.
 __device__ __forceinline__ float over_row(float x) {

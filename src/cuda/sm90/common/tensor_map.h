@@ -6,11 +6,9 @@
 #include <cstdint>
 
 #include "cuda/call.h"
+#include "cuda/sm90/common/limits.h"
 
 namespace tfla::cuda::sm90 {
-
-// Columns of a box: with the 128-byte swizzle no more than 64 numbers of 16 bits.
-inline constexpr int panel = 64;
 
 // Whether boxes of `rows` can be copied: 16-byte steps between rows, heads and batches, below 2^40 bytes.
 // packed_tokens: of packed sequences, whose map begins that many rows before the tensor; 0: a dense batch.

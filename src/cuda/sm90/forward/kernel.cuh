@@ -98,7 +98,7 @@ void launch_packing(const Call<float>& call, cudaStream_t stream) {
   maps.v = token_map(call, call.tensors.v, call.dims.heads, call.dims.dhv, block_tokens);
   maps.h = token_map(call, call.tensors.h, call.dims.heads, call.dims.dhv, block_tokens);
   constexpr int bytes = has_lifts<T> ? Block::Space::lifted_bytes : Block::Space::bytes;
-  static_assert(bytes <= 232448, "what a block may have");
+  static_assert(bytes <= cta_shared_bytes, "what a CTA may have");
   const auto start = [&](const typename Block::Shape& units, int blocks) {
     launch_chained(Block::reverse ? "reverse" : "forward",
                    forward_kernel<T, M, N, Normalized, Keep, Packed, Direction, Dqk>, blocks, threads, bytes, stream,

@@ -180,6 +180,6 @@ struct RingReader {
 inline constexpr int own_barrier = 1, ds_is_written = 2, ds_is_read = 3;
 
 inline constexpr unsigned shared_bytes = Plan::barriers + 8 * Barriers::count;
-static_assert(shared_bytes <= 232448, "what a block may have");
+static_assert(shared_bytes <= cta_shared_bytes, "what a CTA may have");
 
 }  // namespace tfla::cuda::sm90::keys

@@ -109,6 +109,6 @@ struct Barriers {
 
 template <class Size>
 inline constexpr unsigned shared_bytes = Plan<Size>::barriers + 8 * Barriers<Size>::count;
-static_assert(shared_bytes<Panels<2, 4>> <= 232448, "what a block may have");
+static_assert(shared_bytes<Panels<2, 4>> <= cta_shared_bytes, "what a CTA may have");
 
 }  // namespace tfla::cuda::sm90::gradients

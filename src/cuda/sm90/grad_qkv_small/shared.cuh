@@ -68,6 +68,6 @@ struct Barriers {
 };
 
 inline constexpr unsigned shared_bytes = Plan::barriers + 8 * Barriers::count;
-static_assert(residents * (shared_bytes + 1024) <= 233472, "what a multiprocessor has");
+static_assert(residents * (shared_bytes + cta_reserved_bytes) <= multiprocessor_shared_bytes, "what a multiprocessor has");
 
 }  // namespace tfla::cuda::sm90::narrow

@@ -91,6 +91,6 @@ struct Barriers {
 };
 
 inline constexpr unsigned shared_bytes = Plan::barriers + 8 * Barriers::count;
-static_assert(shared_bytes <= 232448, "what a block may have");
+static_assert(shared_bytes <= cta_shared_bytes, "what a CTA may have");
 
 }  // namespace tfla::cuda::sm90::values

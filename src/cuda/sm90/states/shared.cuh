@@ -46,7 +46,7 @@ struct Space : Roles<M, Columns> {
   static constexpr int staged = empty + 8 * slots, drained = staged + 8 * buffers, loaded = drained + 8;
   static constexpr int largest = (loaded + 8 * buffers + 15) / 16 * 16;  // float16: the largest numbers of warps
   static constexpr int bytes = largest + 2 * 4 * 4 * warpgroups + 1024;
-  static_assert(bytes <= 232448, "what a block may have");
+  static_assert(bytes <= cta_shared_bytes, "what a CTA may have");
 };
 
 // Blocks of a multiprocessor, and registers of a thread. Those of narrow heads mostly wait: there are as many as do not
