@@ -26,6 +26,16 @@ __device__ __forceinline__ const CUtensorMap* map_for(const Maps& maps, const CU
     return &map;
 }
 
+// The same for a box of the columns from `column` on, of a tensor that has `columns`.
+template <class Maps>
+__device__ __forceinline__ const CUtensorMap* map_for(const Maps& maps, const CUtensorMap& map, int column,
+                                                      int columns) {
+  if constexpr (requires { maps.nothing; })
+    return column < columns ? &map : &maps.nothing;
+  else
+    return &map;
+}
+
 // box_tokens: of the boxes that are loaded through map_for.
 template <bool Packed, class Dense>
 MapsFor<Dense, Packed> add_nothing(const Dense& maps, const Call<float>& call, int box_tokens) {

@@ -1,152 +1,164 @@
-// Stages `states` and `outputs` in one kernel on Hopper: the kernel and its launch. See forward.cu.
+// Forward on Hopper: H, the states of a sequence never leaving the chip. Chunks are token blocks of 64 tokens. A CTA
+// owns 64 or 128 columns of dhv of one head over a segment of a sequence; CTAs are persistent.
+//
+//   warp 0       loads Q, K, V of the next token blocks into rings
+//   warp 1       loads their gate vectors
+//   warps 2, 3   store H from shared to global memory, one for each output warpgroup
+//   warps 4-11   outputs: two warpgroups take token blocks in turn. S = Q K^T, gates, O = P V, O += Q C; H goes where Q
+//                was
+//   warps 12-15  the state: rounds C for the outputs, then adds the keys and values of the token block
+//
+// With dqk above 128 and dhv above 64 the state is split between warps 8-15, and warps 4-7 make all outputs; warp 3
+// loads K.
+//
+//   loads      Q ring         K ring         V ring, gate vectors             H out of Q's slot
+//                 |              |              |                                  ^
+//   outputs    S = Q K^T  ->  gate, sum rows ->  O = P V  ->  O += Q C, q.n -------'
+//                                                                ^
+//   state      C rounded into shared memory ---------------------'  then C = decay C + (abar K)^T V, n likewise
+//
+// For training the rounded states of chunk starts go to global memory too, from where the outputs read them. Backward
+// needs them to more digits than H does, so weighted keys enter their products as the sum of two bfloat16.
+//
+// In float16 the rounded C, n and P have a scale16 each (scale16.cuh), and one term has the digits. No states are kept.
+//
+// Heads of dqk above 256 take two kernels (inst/bf16_dqk512.cu). In reverse time the same kernel makes dC and dV
+// (inst/grad_states_v.cu).
 #pragma once
 
 #include <algorithm>
 
 #include "cuda/arch/cluster.cuh"
+#include "cuda/arch/copy.cuh"
 #include "cuda/launch.h"
+#include "cuda/sm90/common/maps.cuh"
 #include "cuda/sm90/entry.h"
-#include "cuda/sm90/forward/movers.cuh"
-#include "cuda/sm90/forward/outputs.cuh"
+#include "cuda/sm90/forward/load.cuh"
+#include "cuda/sm90/forward/outputs/outputs.cuh"
 #include "cuda/sm90/forward/state.cuh"
+#include "cuda/sm90/forward/store.cuh"
 
 namespace tfla::cuda::sm90 {
 
 namespace forward {
 
-template <class T, int M, int N, bool Normalized, bool Keep, bool Packed, Time Direction, Half Dqk>
+// The first warpgroup.
+template <class C>
+__device__ __forceinline__ void load_and_store(const Cta<C>& cta) {
+  const Load<C> load{cta};
+  const int warp = static_cast<int>(threadIdx.x) / warp_threads;
+  if (C::split_state) {
+    if (threadIdx.x == 0) load.values_and_queries_alone();
+    if (threadIdx.x == 3 * warp_threads) load.keys_alone();
+  } else {
+    if (threadIdx.x == 0) load.tokens();
+  }
+  if (warp == 1) load.gates();
+  if (warp >= 2 && warp < 2 + C::output_warpgroups) Store<C>{cta}.outputs(warp - 2);
+}
+
+template <class C>
 __global__ void __launch_bounds__(threads, 1)
-    forward_kernel(const __grid_constant__ typename Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk>::Maps maps,
-                   const __grid_constant__ Call<float> call,
-                   const __grid_constant__
-                   typename Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk>::Shape shape) {
-  using Block = forward::Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk>;
-  using Space = typename Block::Space;
-  using Registers = forward::Registers<T, M, N, Normalized, Keep, Packed, Direction, Dqk>;
+    forward_kernel(const __grid_constant__ typename Cta<C>::Maps maps, const __grid_constant__ Call<float> call,
+                   const __grid_constant__ typename Cta<C>::Work work) {
   extern __shared__ unsigned char memory[];
-  const unsigned space = (arch::shared_address(memory) + 1023U) & ~1023U;
-  if (threadIdx.x == 0) {
-    const auto make = [&](int offset, int count, unsigned arrivals) {
-      for (int s = 0; s < count; ++s) arch::barrier_init(space + offset + 8 * s, arrivals);
-    };
-    make(Space::q_full, Space::slots * Space::parts, 1);
-    for (int s = 0; s < Space::slots; ++s)  // H leaves through the first part; the warps of outputs free the other one
-      for (int p = 0; p < Space::parts; ++p)
-        make(Space::q_empty + 8 * (s * Space::parts + p), 1, (p == 0 ? 1 : 4) * arch::warp_arrivals);
-    make(Space::k_full, Space::k_slots, 1);
-    make(Space::k_empty, Space::k_slots, 8 * arch::warp_arrivals);  // four warps of outputs, four of a state
-    make(Space::v_full, Space::slots, 1 + 32);
-    make(Space::v_empty, Space::slots, (4 + 4 * Space::carriers) * arch::warp_arrivals);
-    make(Space::c_full, Space::outputs, 4 * Space::carriers * arch::warp_arrivals);
-    make(Space::c_empty, 1, (Keep && !Space::wide ? 5 : 4) * arch::warp_arrivals);
-    arch::barriers_ready();
-  }
-  if (Space::n_rows && Normalized) {  // rows, or columns, that n does not take stay zero
-    constexpr int first = Block::beside ? Space::n - Space::group_bytes : Space::n;
-    for (int at = 4 * threadIdx.x; at < Space::gates - first; at += 4 * threads)
-      arch::write_float(space + first + at, 0);
-    arch::writes_before_copies();
-  }
+  const Cta<C> cta{call, maps, work, {(arch::shared_address(memory) + 1023U) & ~1023U}};
+  if (threadIdx.x == 0) cta.shared.init_barriers();
+  if (C::n_is_wgmma_operand && C::normalized) cta.shared.clear_n();
   __syncthreads();
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
-  const Block block{call, maps, shape, space};
-  const int warp = static_cast<int>(threadIdx.x) / 32, warpgroup = warp / 4;
+  const int warpgroup = static_cast<int>(threadIdx.x) / warpgroup_threads;
   if (warpgroup == 0) {
-    arch::fewer_registers<Registers::movers>();
-    const Movers<T, M, N, Normalized, Keep, Packed, Direction, Dqk> movers{block};
-    if (Space::wide) {
-      if (threadIdx.x == 0) movers.template load_tokens<false, true>();
-      if (threadIdx.x == 96) movers.template load_tokens<true, false>();
-    } else {
-      if (threadIdx.x == 0) movers.template load_tokens<true, true>();
-    }
-    if (warp == 1) movers.load_gates();
-    if (warp >= 2 && warp < 2 + Space::outputs) movers.store_outputs(warp - 2);
-  } else if (warpgroup <= Space::outputs) {
-    arch::more_registers<Registers::outputs>();
+    arch::fewer_registers<C::move_registers>();
+    load_and_store(cta);
+  } else if (warpgroup <= C::output_warpgroups) {
+    arch::more_registers<C::output_registers>();
     // One copy of the code for both: with two, warps wait for instructions. Broadcast, descriptors are uniform.
-    const int own = Space::outputs == 1 ? 0 : __shfl_sync(0xFFFFFFFFU, warpgroup, 0) - 1;
-    Outputs<T, M, N, Normalized, Keep, Packed, Direction, Dqk>{block}.make(own);
-  } else if (Space::wide && warpgroup == 2) {
-    arch::more_registers<Registers::state>();
-    Carrier<T, M, N, Normalized, Keep, Packed, Direction, Dqk>{block}.template carry<0>();
+    Output<C>{cta, C::output_warpgroups == 1 ? 0 : __shfl_sync(0xFFFFFFFFU, warpgroup, 0) - 1}.make();
+  } else if (C::split_state && warpgroup == 2) {
+    arch::more_registers<C::state_registers>();
+    State<C, 0>{cta}.carry();
   } else {
-    arch::more_registers<Registers::state>();
-    Carrier<T, M, N, Normalized, Keep, Packed, Direction, Dqk>{block}.template carry<Space::carriers - 1>();
+    arch::more_registers<C::state_registers>();
+    State<C, C::state_warpgroups - 1>{cta}.carry();
   }
 }
 
-template <class T, int M, int N, bool Normalized, bool Keep, bool Packed, Time Direction, Half Dqk = Half::both>
-void launch_packing(const Call<float>& call, cudaStream_t stream) {
-  using Block = forward::Block<T, M, N, Normalized, Keep, Packed, Direction, Dqk>;
-  Shape shape{};
-  shape.column_tiles = (call.dims.dhv + N - 1) / N;
-  shape.items = static_cast<int>(call.dims.sequences) * call.dims.heads * call.dims.segments * shape.column_tiles;
-  shape.blocks = std::min(shape.items, multiprocessors());
-  shape.scale = static_cast<float>(call.rules.scale);
-  shape.eps = static_cast<float>(call.rules.eps);
-  typename Block::Maps maps{};
-  if (Keep) {
-    while (block_tokens << shape.kept_shift < call.dims.kept_chunk) ++shape.kept_shift;
-    shape.kept_chunks = static_cast<int>((call.dims.tokens + call.dims.kept_chunk - 1) / call.dims.kept_chunk);
-    maps.states = matrix_map(call.stored.C, call.dims.kept_count() * call.dims.heads, call.dims.dqk,
-                             call.dims.padded_dhv(), Block::Space::wide ? 16 : 64 * M);
-  }
-  maps.q = token_map(call, call.tensors.q, call.dims.qk_heads, call.dims.dqk, block_tokens);
-  maps.k = token_map(call, call.tensors.k, call.dims.qk_heads, call.dims.dqk, block_tokens);
-  maps.v = token_map(call, call.tensors.v, call.dims.heads, call.dims.dhv, block_tokens);
-  maps.h = token_map(call, call.tensors.h, call.dims.heads, call.dims.dhv, block_tokens);
-  constexpr int bytes = has_lifts<T> ? Block::Space::lifted_bytes : Block::Space::bytes;
-  static_assert(bytes <= cta_shared_bytes, "what a CTA may have");
-  const auto start = [&](const typename Block::Shape& units, int blocks) {
-    launch_chained(Block::reverse ? "reverse" : "forward",
-                   forward_kernel<T, M, N, Normalized, Keep, Packed, Direction, Dqk>, blocks, threads, bytes, stream,
-                   maps, call, units);
-  };
-  if constexpr (Packed) {
-    maps.nothing = nothing_map(call, block_tokens);
-    const Units units(call, call.dims.heads * shape.column_tiles);
-    start({shape, units, Divider(shape.column_tiles), Divider(call.dims.heads)}, units.blocks);
-  } else {
-    start(shape, shape.blocks);
-  }
-}
-
-template <class T, int M, int N, bool Normalized, bool Keep>
-void launch_kernel(const Call<float>& call, cudaStream_t stream) {
-  if (call.packing.cu_seqlens == nullptr)
-    return launch_packing<T, M, N, Normalized, Keep, false, Time::forward>(call, stream);
-  // Wide states of packed sequences are not kept: see keeps_hopper_states.
-  launch_packing<T, M, N, Normalized, Keep && M <= 2, true, Time::forward>(call, stream);
-}
-
-template <class T, int M, int N>
+template <class C>
 void launch(const Call<float>& call, cudaStream_t stream) {
-  if constexpr (!has_lifts<T>) {  // of float16 no states are kept: keeps_hopper_states
-    if (call.dims.kept_chunk > 0)
-      return call.rules.normalized ? launch_kernel<T, M, N, true, true>(call, stream)
-                                   : launch_kernel<T, M, N, false, true>(call, stream);
+  Work work{};
+  work.column_tiles = (call.dims.dhv + C::columns - 1) / C::columns;
+  work.items = static_cast<int>(call.dims.sequences) * call.dims.heads * call.dims.segments * work.column_tiles;
+  work.ctas = std::min(work.items, multiprocessors());
+  work.scale = static_cast<float>(call.rules.scale);
+  work.eps = static_cast<float>(call.rules.eps);
+  Maps maps{.q = qk_map(call, call.tensors.q, token_block),
+            .k = qk_map(call, call.tensors.k, token_block),
+            .v = hv_map(call, call.tensors.v, token_block),
+            .h = hv_map(call, call.tensors.h, token_block),
+            .states = {}};
+  if (C::keeps_states) {
+    while (token_block << work.kept_shift < call.dims.kept_chunk) ++work.kept_shift;
+    work.kept_chunks = static_cast<int>((call.dims.tokens + call.dims.kept_chunk - 1) / call.dims.kept_chunk);
+    maps.states = matrix_map(call.stored.C, call.dims.kept_count() * call.dims.heads, call.dims.dqk,
+                             call.dims.padded_dhv(), C::split_state ? 16 : 64 * C::dqk_panels);
   }
-  call.rules.normalized ? launch_kernel<T, M, N, true, false>(call, stream)
-                        : launch_kernel<T, M, N, false, false>(call, stream);
+  const auto start = [&](const typename Cta<C>::Work& all, int ctas) {
+    launch_chained(C::reverse ? "grad_states_v" : "forward", forward_kernel<C>, ctas, threads, Shared<C>::bytes, stream,
+                   add_nothing<C::packed>(maps, call, token_block), call, all);
+  };
+  if constexpr (C::packed) {
+    const Units units(call, call.dims.heads * work.column_tiles);
+    start({work, units, Divider(work.column_tiles), Divider(call.dims.heads)}, units.blocks);
+  } else {
+    start(work, work.ctas);
+  }
+}
+
+// Packed sequences of dqk above 128 keep no states in forward: plan.cc asks for none there.
+constexpr Options packed(Options options) {
+  options.packed = true;
+  if (options.direction == Time::forward && options.dqk_panels > 2) options.keep = Keep::nothing;
+  return options;
+}
+template <class T, Options O>
+void launch_by_packing(const Call<float>& call, cudaStream_t stream) {
+  call.packing.cu_seqlens == nullptr ? launch<Config<T, O>>(call, stream) : launch<Config<T, packed(O)>>(call, stream);
+}
+
+template <class T, int DqkPanels, int Columns, Keep K>
+void launch_by_norm(const Call<float>& call, cudaStream_t stream) {
+  constexpr Options options{.dqk_panels = DqkPanels, .columns = Columns, .normalized = false, .keep = K};
+  constexpr Options with_n{.dqk_panels = DqkPanels, .columns = Columns, .normalized = true, .keep = K};
+  call.rules.normalized ? launch_by_packing<T, with_n>(call, stream) : launch_by_packing<T, options>(call, stream);
+}
+
+template <class T, int DqkPanels, int Columns>
+void launch_shape(const Call<float>& call, cudaStream_t stream) {
+  if constexpr (!has_lifts<T>) {  // float16 keeps no states: plan.cc asks for none there
+    if (call.dims.kept_chunk > 0) return launch_by_norm<T, DqkPanels, Columns, Keep::states>(call, stream);
+  }
+  launch_by_norm<T, DqkPanels, Columns, Keep::nothing>(call, stream);
 }
 
 }  // namespace forward
 
 template <class T>
 void launch_forward(const Call<float>& call, cudaStream_t stream) {
-  using forward::launch;
+  using forward::launch_shape;
+  const int dqk = call.dims.dqk;
+  const bool wide = call.dims.dhv > 64;
   if constexpr (!has_lifts<T>) {
-    if (call.dims.dqk > kernel_dqk) return launch_forward_dqk512(call, stream);
+    if (dqk > kernel_dqk) return launch_forward_dqk512(call, stream);
   }
   launch_segment_starts<T>(call, stream);
-  if (call.dims.dqk > 128 && call.dims.dhv > 64) return launch<T, 4, 128>(call, stream);
-  if constexpr (!has_lifts<T>) {  // there is no room for lifts: see takes_dqk
-    if (call.dims.dqk > 128) return launch<T, 4, 64>(call, stream);
+  if (dqk > 128 && wide) return launch_shape<T, 4, 128>(call, stream);
+  if constexpr (!has_lifts<T>) {  // shared memory has no room for scales: see takes_dqk
+    if (dqk > 128) return launch_shape<T, 4, 64>(call, stream);
   }
-  if (call.dims.dqk > 64) return call.dims.dhv > 64 ? launch<T, 2, 128>(call, stream) : launch<T, 2, 64>(call, stream);
-  return call.dims.dhv > 64 ? launch<T, 1, 128>(call, stream) : launch<T, 1, 64>(call, stream);
+  if (dqk > 64) return wide ? launch_shape<T, 2, 128>(call, stream) : launch_shape<T, 2, 64>(call, stream);
+  return wide ? launch_shape<T, 1, 128>(call, stream) : launch_shape<T, 1, 64>(call, stream);
 }
 
 }  // namespace tfla::cuda::sm90

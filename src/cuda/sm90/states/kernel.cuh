@@ -1,110 +1,112 @@
-// Stage `states` and its reverse-time twin on Hopper: the kernel and its launch. See states.cu.
+// States on Hopper: C at the starts of chunks, or in reverse time dC at their ends (see portable/states.cu). A CTA owns
+// up to 128 x 256 of a state. Two warpgroups hold half of the columns each in registers over a whole segment of a
+// sequence, while a third loads and stores. Heads of dqk and dhv to 64 take one warpgroup for the state, and several
+// CTAs share a multiprocessor.
+//
+//   warp 0      loads X (keys or queries) and Y (values or dH), a token block at a time, into a ring
+//   warp 1      loads the weights of these tokens and the decay of their chunk
+//   warp 2      stores rounded states from shared to global memory; in reverse time also loads the C of each chunk
+//   warps 4-11  the state
+//
+//   loads   X, Y ring, gate vectors
+//               |
+//   state   C = decay C + (weight X)^T Y, n likewise;  C rounded into a buffer at the start of every chunk
+//                                                         |
+//   store                                                 '-> C to global memory
+//
+// In reverse time <C, dC> is taken with the C of two chunks. They lie in two buffers. When the product has read C, dC
+// is rounded into the same buffer, on its way to global memory.
+//
+// In float16 what is rounded has a scale16 (scale16.cuh): the weights of a token block, and with them the state in
+// registers; and the rounded state, whose inverse scale goes to global memory too.
 #pragma once
 
 #include <algorithm>
 
 #include "cuda/arch/cluster.cuh"
+#include "cuda/arch/copy.cuh"
 #include "cuda/launch.h"
+#include "cuda/sm90/common/maps.cuh"
 #include "cuda/sm90/entry.h"
-#include "cuda/sm90/states/movers.cuh"
+#include "cuda/sm90/states/load.cuh"
 #include "cuda/sm90/states/state.cuh"
+#include "cuda/sm90/states/store.cuh"
 
 namespace tfla::cuda::sm90 {
 
 namespace states {
 
-template <class T, Time Direction, Pass Which, int M, int Columns, bool Packed>
-__global__ void __launch_bounds__(Residents<Direction, M, Columns>::threads, Residents<Direction, M, Columns>::blocks)
-    states_kernel(const __grid_constant__ typename Block<T, Direction, Which, M, Columns, Packed>::Maps maps,
-                  const __grid_constant__ Call<float> call,
-                  const __grid_constant__ typename Block<T, Direction, Which, M, Columns, Packed>::Shape shape) {
-  using Space = states::Space<Direction, M, Columns>;
-  using Residents = states::Residents<Direction, M, Columns>;
-  constexpr int warpgroups = Space::warpgroups;
+template <class C>
+__global__ void __launch_bounds__(C::threads, C::ctas)
+    states_kernel(const __grid_constant__ typename Cta<C>::Maps maps, const __grid_constant__ Call<float> call,
+                  const __grid_constant__ typename Cta<C>::Work work) {
   extern __shared__ unsigned char memory[];
-  const unsigned space = (arch::shared_address(memory) + 1023U) & ~1023U;
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < Space::slots; ++s) {
-      arch::barrier_init(space + Space::full + 8 * s, 1 + 32);
-      arch::barrier_init(space + Space::empty + 8 * s, 4 * warpgroups * arch::warp_arrivals);
-    }
-    arch::barrier_init(space + Space::drained, 1);
-    for (int b = 0; b < Space::buffers; ++b) {
-      arch::barrier_init(space + Space::staged + 8 * b, 4 * warpgroups * arch::warp_arrivals);
-      arch::barrier_init(space + Space::loaded + 8 * b, 1);
-    }
-    arch::barriers_ready();
-  }
+  const Cta<C> cta{call, maps, work, {(arch::shared_address(memory) + 1023U) & ~1023U}};
+  if (threadIdx.x == 0) cta.shared.init_barriers();
   __syncthreads();
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
-  const Block<T, Direction, Which, M, Columns, Packed> block{call, maps, shape, space};
   const int warpgroup = static_cast<int>(threadIdx.x) / warpgroup_threads;
   if (warpgroup == 0) {
-    arch::fewer_registers<Residents::movers>();
-    const Movers<T, Direction, Which, M, Columns, Packed> movers{block};
-    if (threadIdx.x == 0) movers.load_tokens();
-    if (threadIdx.x / 32 == 1) movers.load_gates();
-    if (threadIdx.x == 64 && Which == Pass::proper) movers.move_states();
+    arch::fewer_registers<C::move_registers>();
+    const Load<C> load{cta};
+    if (threadIdx.x == 0) load.tokens();
+    if (threadIdx.x / warp_threads == 1) load.gates();
+    if (threadIdx.x == 2 * warp_threads && C::makes_states) Store<C>{cta}.states();
   } else {
-    arch::more_registers<Residents::state>();
-    Carrier<T, Direction, Which, M, Columns, Packed>{block}.carry(warpgroup - 1);
+    arch::more_registers<C::state_registers>();
+    State<C>{cta, warpgroup - 1}.carry();
   }
 }
 
-template <class T, Time Direction, Pass Which, int M, int Columns, bool Packed>
-void launch_pass(const Call<float>& call, cudaStream_t stream) {
-  using Block = states::Block<T, Direction, Which, M, Columns, Packed>;
-  using Residents = states::Residents<Direction, M, Columns>;
-  constexpr bool reverse = Direction == Time::reverse;
+template <class C>
+void launch_kernel(const Call<float>& call, cudaStream_t stream) {
   const auto tiles = [](int size, int step) { return (size + step - 1) / step; };
-  Shape shape{};
-  shape.row_tiles = tiles(call.dims.dqk, 64 * M);
-  shape.column_tiles = tiles(call.dims.dhv, Columns);
-  shape.items = static_cast<int>(call.dims.sequences) * call.dims.heads * call.dims.segments * shape.row_tiles *
-                shape.column_tiles;
-  if (Which != Pass::proper) shape.items *= call.dims.pieces;
-  typename Block::Maps maps{};
-  maps.x = token_map(call, reverse ? call.tensors.q : call.tensors.k, call.dims.qk_heads, call.dims.dqk, block_tokens);
-  maps.y = token_map(call, reverse ? call.tensors.dh : call.tensors.v, call.dims.heads, call.dims.dhv, block_tokens);
-  const auto map_of = [&](const void* states) {
-    return matrix_map(states, call.dims.chunk_count * call.dims.heads, call.dims.dqk, call.dims.padded_dhv(), 64 * M);
+  Work work{};
+  work.row_tiles = tiles(call.dims.dqk, C::rows);
+  work.column_tiles = tiles(call.dims.dhv, C::columns);
+  work.items =
+      static_cast<int>(call.dims.sequences) * call.dims.heads * call.dims.segments * work.row_tiles * work.column_tiles;
+  if (!C::makes_states) work.items *= call.dims.pieces;
+  Maps maps{};
+  maps.x = qk_map(call, C::reverse ? call.tensors.q : call.tensors.k, token_block);
+  maps.y = hv_map(call, C::reverse ? call.tensors.dh : call.tensors.v, token_block);
+  if (C::makes_states) maps.stored = state_map(call, C::reverse ? call.stored.dC : call.stored.C, C::rows);
+  if (C::makes_states && C::reverse) maps.c = state_map(call, call.stored.C, C::rows);
+  const auto start = [&](const typename Cta<C>::Work& all, int ctas) {
+    launch_chained("states", states_kernel<C>, ctas, C::threads, Shared<C>::bytes, stream,
+                   add_nothing<C::packed>(maps, call, token_block), call, all);
   };
-  if (Which == Pass::proper) maps.stored = map_of(reverse ? call.stored.dC : call.stored.C);
-  if (Which == Pass::proper && reverse) maps.c = map_of(call.stored.C);
-  const auto start = [&](const typename Block::Shape& units, int blocks) {
-    launch_chained("states", states_kernel<T, Direction, Which, M, Columns, Packed>, blocks, Residents::threads,
-                   Space<Direction, M, Columns>::bytes, stream, maps, call, units);
-  };
-  if constexpr (Packed) {
-    maps.nothing = nothing_map(call, block_tokens);
-    const Units units(call, call.dims.heads * shape.row_tiles * shape.column_tiles, Residents::blocks);
-    start({shape, units, Divider(shape.row_tiles), Divider(shape.column_tiles), Divider(call.dims.heads)},
-          units.blocks);
+  if constexpr (C::packed) {
+    const Units units(call, call.dims.heads * work.row_tiles * work.column_tiles, C::ctas);
+    start({work, units, Divider(work.row_tiles), Divider(work.column_tiles), Divider(call.dims.heads)}, units.blocks);
   } else {
-    start(shape, std::min(shape.items, multiprocessors() * Residents::blocks));
+    start(work, std::min(work.items, multiprocessors() * C::ctas));
   }
 }
 
-// Which: totals alone, with the states they add up to, or what comes after.
-template <class T, Time Direction, Pass Which, int M, int Columns>
-void launch_step(const Call<float>& call, cudaStream_t stream) {
+// Totals become the states that segments start from.
+template <class T, Options O>
+void launch_pass(const Call<float>& call, cudaStream_t stream) {
+  constexpr Options packed{O.row_panels, O.columns, O.direction, O.pass, true};
+  constexpr bool totals = O.pass != Pass::states;
   if (call.packing.cu_seqlens != nullptr) {
-    launch_pass<T, Direction, Which, M, Columns, true>(call, stream);
-    if (Which != Pass::proper) launch_packed_segment_scan(call, Direction == Time::reverse, stream);
-    return;
+    launch_kernel<Config<T, packed>>(call, stream);
+    if (totals) launch_packed_segment_scan(call, O.direction == Time::reverse, stream);
+  } else {
+    launch_kernel<Config<T, O>>(call, stream);
+    if (totals) launch_segment_scan<T>(call, O.direction, stream);
   }
-  launch_pass<T, Direction, Which, M, Columns, false>(call, stream);
-  if (Which != Pass::proper) launch_segment_scan<T>(call, Direction, stream);
 }
 
-template <class T, Time Direction, Pass Which>
+template <class T, Time Direction, Pass P>
 void launch(const Call<float>& call, cudaStream_t stream) {
-  if (call.dims.dqk <= 64 && call.dims.dhv <= 64) return launch_step<T, Direction, Which, 1, 64>(call, stream);
-  if (call.dims.dqk <= 64 && call.dims.dhv <= 128) return launch_step<T, Direction, Which, 1, 128>(call, stream);
-  if (call.dims.dqk <= 64) return launch_step<T, Direction, Which, 1, 256>(call, stream);
-  if (call.dims.dhv <= 128) return launch_step<T, Direction, Which, 2, 128>(call, stream);
-  launch_step<T, Direction, Which, 2, 256>(call, stream);
+  const int dqk = call.dims.dqk, dhv = call.dims.dhv;
+  if (dqk <= 64 && dhv <= 64) return launch_pass<T, Options{1, 64, Direction, P}>(call, stream);
+  if (dqk <= 64 && dhv <= 128) return launch_pass<T, Options{1, 128, Direction, P}>(call, stream);
+  if (dqk <= 64) return launch_pass<T, Options{1, 256, Direction, P}>(call, stream);
+  if (dhv <= 128) return launch_pass<T, Options{2, 128, Direction, P}>(call, stream);
+  launch_pass<T, Options{2, 256, Direction, P}>(call, stream);
 }
 
 }  // namespace states
@@ -113,7 +115,7 @@ template <class T>
 void launch_segment_starts(const Call<float>& call, cudaStream_t stream) {
   using states::Pass;
   if (call.dims.segments == 1) return;
-  // float16 keeps no states, and has one term of keys in either pass.
+  // float16 keeps no states, and has one term of keys in both passes.
   if (has_lifts<T> || call.dims.kept_chunk > 0) return states::launch<T, Time::forward, Pass::totals>(call, stream);
   if constexpr (!has_lifts<T>) states::launch<T, Time::forward, Pass::rough_totals>(call, stream);
 }
@@ -128,14 +130,14 @@ template <class T>
 void launch_states(const Call<float>& call, cudaStream_t stream) {
   using states::Pass;
   if (call.dims.segments > 1) states::launch<T, Time::forward, Pass::totals>(call, stream);
-  states::launch<T, Time::forward, Pass::proper>(call, stream);
+  states::launch<T, Time::forward, Pass::states>(call, stream);
 }
 
 template <class T>
 void launch_grad_states(const Call<float>& call, cudaStream_t stream) {
   using states::Pass;
   launch_segment_ends<T>(call, stream);
-  states::launch<T, Time::reverse, Pass::proper>(call, stream);
+  states::launch<T, Time::reverse, Pass::states>(call, stream);
 }
 
 }  // namespace tfla::cuda::sm90

@@ -1,11 +1,11 @@
-// Forward of heads of dqk above 256 on Hopper, by the kernel of forward.cu. Scores, states and q.n are sums over the
-// columns of dqk, and so are
+// Forward of bfloat16 heads of dqk above 256, in two kernels. Scores, states and q.n are sums over the columns of dqk,
+// and so are O and d, up to the division:
 //
 //   O = qbar Q C + P V,  d = qbar q.n + the sums of the rows of P,  H = scale O / max(|scale d|, floor)
 //
-// up to the division. One kernel makes O and d of the first 256 columns, another one adds those of the rest and
-// divides. What the first leaves lies in global memory in the order in which the threads of the other read it, in
-// float32. All columns in one kernel would take the registers of four warpgroups for 128 columns of the state.
+// One kernel makes O and d of the first 256 columns. The other adds those of the rest and divides. The first leaves O
+// and d in global memory, in float32, in the order in which the threads of the other read them. All columns in one
+// kernel would take the registers of four warpgroups for 128 columns of the state.
 #include "cuda/sm90/forward/kernel.cuh"
 
 namespace tfla::cuda::sm90 {
@@ -13,8 +13,17 @@ namespace tfla::cuda::sm90 {
 namespace {
 
 using T = __nv_bfloat16;
-using forward::Half;
-constexpr int M = kernel_dqk / panel, N = 128;
+using forward::Config;
+using forward::DqkPart;
+constexpr forward::Options part_options(bool normalized, DqkPart part) {
+  return {.dqk_panels = kernel_dqk / panel,
+          .columns = 128,
+          .normalized = normalized,
+          .keep = forward::Keep::nothing,
+          .packed = false,
+          .direction = Time::forward,
+          .dqk_part = part};
+}
 
 template <bool Normalized>
 void launch(const Call<float>& call, cudaStream_t stream) {
@@ -30,16 +39,16 @@ void launch(const Call<float>& call, cudaStream_t stream) {
   };
   const Call<float> first = part_of(0, kernel_dqk), rest = part_of(kernel_dqk, call.dims.dqk - kernel_dqk);
   launch_segment_starts<T>(first, stream);
-  forward::launch_packing<T, M, N, Normalized, false, false, Time::forward, Half::first>(first, stream);
+  forward::launch<Config<T, part_options(Normalized, DqkPart::first)>>(first, stream);
   launch_segment_starts<T>(rest, stream);
-  forward::launch_packing<T, M, N, Normalized, false, false, Time::forward, Half::last>(rest, stream);
+  forward::launch<Config<T, part_options(Normalized, DqkPart::last)>>(rest, stream);
 }
 
 }  // namespace
 
 std::int64_t dqk_partial_floats(int dhv) {
-  using Block = forward::Block<T, M, N, false, false, false, Time::forward, Half::first>;
-  return static_cast<std::int64_t>(forward_tiles(dhv)) * Block::dqk_partial_floats;
+  using Partial = forward::DqkPartial<Config<T, part_options(false, DqkPart::first)>>;
+  return static_cast<std::int64_t>(forward_tiles(dhv)) * Partial::floats;
 }
 
 void launch_forward_dqk512(const Call<float>& call, cudaStream_t stream) {

@@ -1,4 +1,4 @@
-// The kernels of forward.cu for float16, in a file of their own because they take long to compile.
+// Forward of float16 heads.
 #include "cuda/sm90/forward/kernel.cuh"
 
 namespace tfla::cuda::sm90 {

@@ -1,13 +1,13 @@
-// Stages `dstates` and `values` in one kernel on Hopper: the reverse-time twin of forward.cu.
+// dC and dV in one kernel on Hopper: the reverse-time twin of forward.
 //
 //   dV = abar K dC + P^T dH                 H = qbar Q C + P V, times scale / den
 //   dC <- gbar dC + (qbar Q)^T dH           C <- gbar C + (abar K)^T V
 //
-// with P of a block and its state as there. It is the same kernel with Q and K, V and dH, H and dV in each other's
-// place, blocks of 64 tokens in the other order, and queries before their keys masked. scale / den belongs to the
-// queries, which are columns here, so it is in their gate vectors (gates.cu). P is rounded once, as `values` does.
+// It is the same kernel with Q and K, V and dH, H and dV exchanged, token blocks in reverse order, and queries before
+// their keys masked. scale / den belongs to the queries, which are columns here, so it is in their gate vectors
+// (gates.cu). P is rounded once, as in grad_v.
 //
-// For heads too wide for stage `gradients`, and for others where it fills the GPU better (plan.cc).
+// plan.cc asks for it where heads are too wide for grad_qkv, and where it fills the GPU better.
 #include "cuda/sm90/forward/kernel.cuh"
 
 namespace tfla::cuda::sm90 {
@@ -15,23 +15,26 @@ namespace tfla::cuda::sm90 {
 namespace {
 
 using T = __nv_bfloat16;
-static_assert(token_block == block_tokens, "their gate vectors");
 
-template <int M, int N>
+template <int DqkPanels, int Columns>
 void launch(const Call<float>& call, cudaStream_t stream) {
-  using forward::launch_packing;
-  call.packing.cu_seqlens == nullptr ? launch_packing<T, M, N, false, true, false, Time::reverse>(call, stream)
-                                     : launch_packing<T, M, N, false, true, true, Time::reverse>(call, stream);
+  constexpr forward::Options options{.dqk_panels = DqkPanels,
+                                     .columns = Columns,
+                                     .normalized = false,
+                                     .keep = forward::Keep::states,
+                                     .packed = false,
+                                     .direction = Time::reverse};
+  forward::launch_by_packing<T, options>(call, stream);
 }
 
 // Forward's names for what it reads and writes.
 Call<float> twin_of(const Call<float>& call) {
   Call<float> twin = call;
-  twin.dims.L = block_tokens;
+  twin.dims.L = token_block;
   twin.dims.kept_chunk = call.dims.L;
-  const int blocks = call.dims.L / block_tokens;  // of a chunk
+  const int blocks = call.dims.L / token_block;  // token blocks of a chunk
   if (call.dims.chunks_per_row > 0)
-    twin.dims.chunks_per_row = static_cast<int>((call.dims.tokens + block_tokens - 1) / block_tokens);
+    twin.dims.chunks_per_row = static_cast<int>((call.dims.tokens + token_block - 1) / token_block);
   twin.dims.chunks_per_segment *= blocks;
   twin.dims.chunks_per_piece *= blocks;
   twin.tensors.q = call.tensors.k;

@@ -1,17 +1,4 @@
-// Stage `states` and its reverse-time twin (see portable/states.cu) on Hopper. A block owns up to 128 x 256 of a state:
-// two warpgroups keep half of the columns each in registers over a whole segment of a sequence, while a third moves
-// data. Of heads of dqk and dhv to 64 one warpgroup keeps the state, and several blocks share a multiprocessor.
-//
-//   warp 0      X (keys or queries) and Y (values or dH), 64 tokens at a time, into a ring
-//   warp 1      weights of these tokens and the decay of their chunk
-//   warp 2      rounded states from shared to global memory; in reverse time also the C of each chunk the other way
-//   warps 4-11  the state
-//
-// In reverse time <C, dC> is taken with the C of two chunks. They lie in two buffers, and the one that has served twice
-// is where dC is rounded to, on its way to global memory.
-//
-// In float16 what is rounded has a lift (lift.cuh): the weights of 64 tokens, and with them the state in registers; and
-// the rounded state, whose lift goes to global memory too.
+// States of bfloat16 heads.
 #include "cuda/sm90/states/kernel.cuh"
 
 namespace tfla::cuda::sm90 {
@@ -20,9 +7,8 @@ int state_columns(int dhv) { return dhv <= 128 ? 1 : (dhv + 255) / 256; }
 int state_tiles(int dqk, int dhv) { return (dqk <= 64 ? 1 : (dqk + 127) / 128) * state_columns(dhv); }
 
 int state_parts(int dqk, int dhv) {
-  using states::Roles;
-  const bool narrow = dqk <= 64 && dhv <= 64;
-  return state_tiles(dqk, dhv) * 4 * (narrow ? Roles<1, 64>::warpgroups : Roles<2, 256>::warpgroups);
+  const bool small = dqk <= 64 && dhv <= 64;
+  return state_tiles(dqk, dhv) * warpgroup_warps * states::state_warpgroups(small ? 64 : 256);
 }
 
 template void launch_segment_starts<__nv_bfloat16>(const Call<float>&, cudaStream_t);

@@ -1,4 +1,4 @@
-// The kernels of states.cu for float16, in a file of their own because they take long to compile.
+// States of float16 heads.
 #include "cuda/sm90/states/kernel.cuh"
 
 namespace tfla::cuda::sm90 {
