@@ -17,7 +17,7 @@
 namespace tfla::cuda::sm90::scores {
 
 inline constexpr int chunk = chunk_tokens;
-inline constexpr int half = token_block;                   // keys, and queries, of a consumer
+inline constexpr int half = token_block;          // keys, and queries, of a consumer
 inline constexpr unsigned row_bytes = 2 * panel;  // of a panel in shared memory
 inline constexpr unsigned slot_bytes = chunk * row_bytes;
 inline constexpr unsigned half_bytes = half * row_bytes;

@@ -24,42 +24,58 @@ __device__ __forceinline__ void begin_kernel(const InitBarriers& init_barriers) 
   arch::let_next_kernel_start();
 }
 
-// What `Warpgroups` neighbouring warpgroups do, and the registers that each of their threads has for it.
-template <int Registers, int Warpgroups, class Work>
-struct Role {
-  static constexpr int registers = Registers, warpgroups = Warpgroups;
-  Work work;
-};
-template <int Registers, int Warpgroups = 1, class Work>
-__device__ __forceinline__ Role<Registers, Warpgroups, Work> role(Work work) {
-  return {work};
+// The argument of that number.
+template <int Number, class First, class... Others>
+__device__ __forceinline__ const auto& nth(const First& first, const Others&... others) {
+  if constexpr (Number == 0)
+    return first;
+  else
+    return nth<Number - 1>(others...);
 }
-
-namespace detail {
-template <bool First, class Mine, class... Others>
-__device__ __forceinline__ void run_roles_from(int warpgroup, const Mine& mine, const Others&... others) {
-  if (sizeof...(Others) == 0 || warpgroup < Mine::warpgroups) {
-    if constexpr (First)
-      arch::fewer_registers<Mine::registers>();
-    else
-      arch::more_registers<Mine::registers>();
-    mine.work();
-  } else if constexpr (sizeof...(Others) > 0) {
-    run_roles_from<false>(warpgroup - Mine::warpgroups, others...);
+// Calls run with `number` as a constant; numbers from Count on do nothing.
+template <int Count, class Run>
+__device__ __forceinline__ void by_number(std::uint8_t number, const Run& run) {
+  static_assert(Count <= 4);
+  const auto run_below_count = [&]<int Number>(std::integral_constant<int, Number> constant) {
+    if constexpr (Number < Count) run(constant);
+  };
+  switch (number) {
+    case 0: run_below_count(std::integral_constant<int, 0>{}); break;
+    case 1: run_below_count(std::integral_constant<int, 1>{}); break;
+    case 2: run_below_count(std::integral_constant<int, 2>{}); break;
+    case 3: run_below_count(std::integral_constant<int, 3>{}); break;
+    default: break;
   }
 }
-}  // namespace detail
 
-// Every warpgroup takes the role of its number. The first role loads and stores and gives registers back; the others
-// take more.
+// What a warpgroup does, and how many registers each of its threads has for it.
+template <int Registers, class Work>
+struct Role {
+  static constexpr int registers = Registers;
+  Work work;
+};
+template <int Registers, class Work>
+__device__ __forceinline__ Role<Registers, Work> role(Work work) {
+  return {work};
+}
+// Every warpgroup of a CTA takes the role of its number. The first one loads and stores: it gives registers back. The
+// others take them.
 template <class... Roles>
 __device__ __forceinline__ void run_roles(const Roles&... roles) {
-  detail::run_roles_from<true>(static_cast<int>(threadIdx.x) / warpgroup_threads, roles...);
+  by_number<sizeof...(Roles)>(static_cast<std::uint8_t>(threadIdx.x / warpgroup_threads), [&](auto number) {
+    const auto& mine = nth<number.value>(roles...);
+    if constexpr (number.value == 0)
+      arch::fewer_registers<std::decay_t<decltype(mine)>::registers>();
+    else
+      arch::more_registers<std::decay_t<decltype(mine)>::registers>();
+    mine.work();
+  });
 }
 
-// A role inside a warpgroup: what one warp does, or one thread of it.
+// What a warp does, or one thread of it.
 template <bool Alone, class Work>
 struct WarpRole {
+  static constexpr bool alone = Alone;
   Work work;
 };
 template <class Work>
@@ -70,22 +86,14 @@ template <class Work>
 __device__ __forceinline__ WarpRole<true, Work> one_thread(Work work) {
   return {work};
 }
-
-namespace detail {
-template <bool Alone, class Work, class... Others>
-__device__ __forceinline__ void run_warps_from(int warp, const WarpRole<Alone, Work>& mine, const Others&... others) {
-  if (warp == 0) {
-    if (!Alone || threadIdx.x % warp_threads == 0) mine.work();
-  } else if constexpr (sizeof...(Others) > 0) {
-    run_warps_from(warp - 1, others...);
-  }
-}
-}  // namespace detail
-
-// Every warp of the first warpgroup takes the role of its number; warps beyond the last role have none.
+// Every warp of the first warpgroup takes the role of its number.
 template <class... WarpRoles>
 __device__ __forceinline__ void run_warps(const WarpRoles&... roles) {
-  detail::run_warps_from(static_cast<int>(threadIdx.x) / warp_threads, roles...);
+  const bool first_lane = threadIdx.x % warp_threads == 0;
+  by_number<sizeof...(WarpRoles)>(static_cast<std::uint8_t>(threadIdx.x / warp_threads), [&](auto number) {
+    const auto& mine = nth<number.value>(roles...);
+    if (!std::decay_t<decltype(mine)>::alone || first_lane) mine.work();
+  });
 }
 
 // Calls launch(std::true_type) for packed sequences, launch(std::false_type) for a dense batch.

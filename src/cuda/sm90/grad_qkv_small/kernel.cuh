@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cuda/launch.h"
+#include "cuda/sm90/common/roles.cuh"
 #include "cuda/sm90/entry.h"
 #include "cuda/sm90/grad_qkv_small/load.cuh"
 #include "cuda/sm90/grad_qkv_small/math.cuh"
@@ -19,34 +20,18 @@ __global__ void __launch_bounds__(threads, residents)
   extern __shared__ __align__(1024) unsigned char shared[];
   const unsigned memory = arch::shared_address(shared);
   const Barriers barriers{memory + Plan::barriers};
-  if (!begin<Packed>(work.chunks, work.tiles, [&] { barriers.init(); })) return;
-  switch (role()) {
-    case Role::producers: {
-      arch::fewer_registers<producer_registers>();
-      const bool first_lane = threadIdx.x % 32 == 0;
-      switch (static_cast<Producer>(threadIdx.x / 32)) {
-        case Producer::tensors:
-          if (first_lane) load_tensors<Packed>(maps, work, memory);
-          break;
-        case Producer::results:
-          if (first_lane) store_results<Packed>(maps, work, memory);
-          break;
-        case Producer::gates:
-          load_gates<Plan::Gates, Packed>(work.chunks, work.tiles, memory, barriers.full(Barriers::gates),
-                                          barriers.staged(Barriers::dv), [](unsigned) { return 0; });
-          break;
-      }
-      break;
-    }
-    case Role::consumer_0:
-      arch::more_registers<consumer_0_registers>();
-      Consumer<T, Width, 0>(work, memory).run();
-      break;
-    case Role::consumer_1:
-      arch::more_registers<consumer_1_registers>();
-      Consumer<T, Width, 1>(work, memory).run();
-      break;
-  }
+  begin_kernel([&] { barriers.init(); });
+  if (Packed && first_tile<Packed>(work.chunks, work.tiles) >= work.tiles.tiles) return;
+  run_roles(role<producer_registers>([&] {
+              run_warps(one_thread([&] { load_tensors<Packed>(maps, work, memory); }),
+                        one_thread([&] { store_results<Packed>(maps, work, memory); }), whole_warp([&] {
+                          load_gates<Plan::Gates, Packed>(work.chunks, work.tiles, memory,
+                                                          barriers.full(Barriers::gates), barriers.staged(Barriers::dv),
+                                                          [](unsigned) { return 0; });
+                        }));
+            }),
+            role<consumer_0_registers>([&] { Consumer<T, Width, 0>(work, memory).run(); }),
+            role<consumer_1_registers>([&] { Consumer<T, Width, 1>(work, memory).run(); }));
 #endif
 }
 

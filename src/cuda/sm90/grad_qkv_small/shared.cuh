@@ -63,7 +63,6 @@ struct Barriers {
       arch::barrier_init(staged(static_cast<Result>(r)), consumer_warps * arch::warp_arrivals);
       arch::barrier_init(stored(static_cast<Result>(r)), 1);
     }
-    arch::barriers_ready();
   }
 };
 
