@@ -15,7 +15,7 @@
 namespace tfla::cuda::sm90 {
 
 template <class T>
-inline constexpr bool has_lifts = std::is_same_v<T, __half>;
+inline constexpr bool needs_scale16 = std::is_same_v<T, __half>;
 
 // Where the largest number goes: to [2^top, 2^(top + 1)). Numbers that are added up afterwards have more room above.
 inline constexpr int top_of_states = 14, top_of_scores = 13, top_of_weights = -1, top_of_norms = 12;
@@ -32,14 +32,14 @@ __device__ __forceinline__ int exponent_to(float largest, int top, int least, in
   const int exponent = exponent_of(largest);
   return largest == 0 || exponent > 127 ? 0 : min(max(top - exponent, least), most);
 }
-__device__ __forceinline__ float lift_to(float largest, int top, int least, int most) {
+__device__ __forceinline__ float scale16_to(float largest, int top, int least, int most) {
   return power_of_two(exponent_to(largest, top, least, most));
 }
 
 // Weights of 64 tokens: their lift, the same in all threads. Each lane of a quad sees a quarter of them. weight(t): of
 // tokens t and t + 1.
 template <class Weight>
-__device__ __forceinline__ float lift_of_weights(int pair, const Weight& weight) {
+__device__ __forceinline__ float scale16_of_weights(int pair, const Weight& weight) {
   float largest = 0;
 #pragma unroll
   for (int t = 0; t < 64; t += 8) {
@@ -48,12 +48,12 @@ __device__ __forceinline__ float lift_of_weights(int pair, const Weight& weight)
   }
   largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 1));
   largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 2));
-  return lift_to(largest, top_of_weights, -60, 60);
+  return scale16_to(largest, top_of_weights, -60, 60);
 }
 
 // What a rounded state has been multiplied by, if what it was rounded from had a lift itself: such that 1 / (both) is a
 // normal number.
-__device__ __forceinline__ float lift_of_state(float largest, float lift, int top = top_of_states) {
+__device__ __forceinline__ float scale16_of_state(float largest, float lift, int top = top_of_states) {
   const int before = exponent_of(lift);
   return power_of_two(max(exponent_to(largest, top, -100, 64), -126 - before));
 }

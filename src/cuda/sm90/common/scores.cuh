@@ -108,7 +108,7 @@ __device__ __forceinline__ void stage(const float (&sum)[R], unsigned row, unsig
   for (int n = 0; n < R / 8; ++n) {
     const auto pack = [&](int e) {
       const float by = e % 4 == 0 ? lower.x : lower.y;
-      if constexpr (has_lifts<T>) return arch::pack({sum[8 * n + e] * by, sum[8 * n + e + 1] * by}, T{});
+      if constexpr (needs_scale16<T>) return arch::pack({sum[8 * n + e] * by, sum[8 * n + e + 1] * by}, T{});
       return arch::pack({sum[8 * n + e], sum[8 * n + e + 1]}, T{});
     };
     arch::store_tiles((row + n / 4 * panel_bytes) ^ (n % 4 << 5), pack(0), pack(2), pack(4), pack(6));
@@ -173,7 +173,7 @@ __device__ __forceinline__ float largest_gated(const float (&scores)[R], unsigne
 
 template <class T>
 __device__ __forceinline__ float2 lifted_gate(float2 c, float lift) {
-  if constexpr (has_lifts<T>) c.y += static_cast<float>(exponent_of(lift));
+  if constexpr (needs_scale16<T>) c.y += static_cast<float>(exponent_of(lift));
   return c;
 }
 
@@ -194,7 +194,7 @@ __device__ __forceinline__ void gate_scores(const float (&scores)[R], std::uint3
   });
 }
 
-__device__ __forceinline__ float lift_of_scores(float largest) { return lift_to(largest, top_of_scores, -60, 40); }
+__device__ __forceinline__ float scale16_of_scores(float largest) { return scale16_to(largest, top_of_scores, -60, 40); }
 
 // P with a lift for every row: these are returned.
 template <class T, int W, int R>
@@ -211,7 +211,7 @@ __device__ __forceinline__ float2 gate_rows(float (&scores)[R], std::uint32_t (&
   for (int offset = 1; offset < 4; offset *= 2)  // over the four lanes that have a row
     largest = {fmaxf(largest.x, __shfl_xor_sync(0xFFFFFFFFU, largest.x, offset)),
                fmaxf(largest.y, __shfl_xor_sync(0xFFFFFFFFU, largest.y, offset))};
-  const float2 lifts{lift_of_scores(largest.x), lift_of_scores(largest.y)};
+  const float2 lifts{scale16_of_scores(largest.x), scale16_of_scores(largest.y)};
 #pragma unroll
   for (int n = 0; n < R / 4; ++n) {
     gated[n / 2][n % 2 * 2] = arch::pack({scores[4 * n] * lifts.x, scores[4 * n + 1] * lifts.x}, T{});
@@ -223,14 +223,14 @@ __device__ __forceinline__ float2 gate_rows(float (&scores)[R], std::uint32_t (&
 // The lift that dS of all warps of both consumers has: dQ is a sum over keys and dK over queries. places, turn: see
 // largest_of_warps.
 template <int W, int R>
-__device__ __forceinline__ float lift_of_all(const float (&scores)[R], unsigned u, unsigned c, unsigned places,
+__device__ __forceinline__ float scale16_of_all(const float (&scores)[R], unsigned u, unsigned c, unsigned places,
                                              unsigned turn) {
   constexpr int warps = 2 * warpgroup / 32, barrier = 4;
   float own = 0;
   with_gates<W>(
       u, c, [&](unsigned from, float2 c0, float2 c1, int ahead) { own = largest_gated(scores, from, c0, c1, ahead); });
   const int warp = static_cast<int>(threadIdx.x - warpgroup) / 32;
-  return lift_of_scores(largest_of_warps<warps>(own, places, turn, warp, barrier));
+  return scale16_of_scores(largest_of_warps<warps>(own, places, turn, warp, barrier));
 }
 
 // exp_sum of a vector at this thread's rows and a number of the tile: abar, or qbar scale / den.

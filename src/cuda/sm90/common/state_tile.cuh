@@ -174,7 +174,7 @@ struct StateTile {
 
   __device__ __forceinline__ static void store(unsigned to, const float* x, float scale16) {
     const auto pack = [&](int e) {
-      if constexpr (has_lifts<T>) return arch::pack(float2{x[e] * scale16, x[e + 1] * scale16}, T{});
+      if constexpr (needs_scale16<T>) return arch::pack(float2{x[e] * scale16, x[e + 1] * scale16}, T{});
       return arch::pack(float2{x[e], x[e + 1]}, T{});
     };
     arch::store_tiles(to, pack(0), pack(2), pack(4), pack(6));

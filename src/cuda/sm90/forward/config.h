@@ -62,7 +62,7 @@ struct Config {
 
   static constexpr bool reverse = direction == Time::reverse;  // dC and dV: see inst/grad_states_v.cu
   static constexpr bool keeps_states = keep == Keep::states;
-  static constexpr bool scaled = has_lifts<T>;       // float16: rounded C, n and P have a scale16 each
+  static constexpr bool scaled = needs_scale16<T>;       // float16: rounded C, n and P have a scale16 each
   static constexpr bool large_dqk = dqk_panels > 2;  // a thread of the state holds 128 numbers of it
   static constexpr bool few_registers = large_dqk || packed;
 

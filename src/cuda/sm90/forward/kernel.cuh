@@ -136,7 +136,7 @@ void launch_by_norm(const Call<float>& call, cudaStream_t stream) {
 
 template <class T, int DqkPanels, int Columns>
 void launch_shape(const Call<float>& call, cudaStream_t stream) {
-  if constexpr (!has_lifts<T>) {  // float16 keeps no states: plan.cc asks for none there
+  if constexpr (!needs_scale16<T>) {  // float16 keeps no states: plan.cc asks for none there
     if (call.dims.kept_chunk > 0) return launch_by_norm<T, DqkPanels, Columns, Keep::states>(call, stream);
   }
   launch_by_norm<T, DqkPanels, Columns, Keep::nothing>(call, stream);
@@ -149,12 +149,12 @@ void launch_forward(const Call<float>& call, cudaStream_t stream) {
   using forward::launch_shape;
   const int dqk = call.dims.dqk;
   const bool wide = call.dims.dhv > 64;
-  if constexpr (!has_lifts<T>) {
+  if constexpr (!needs_scale16<T>) {
     if (dqk > kernel_dqk) return launch_forward_dqk512(call, stream);
   }
   launch_segment_starts<T>(call, stream);
   if (dqk > 128 && wide) return launch_shape<T, 4, 128>(call, stream);
-  if constexpr (!has_lifts<T>) {  // shared memory has no room for scales: see takes_dqk
+  if constexpr (!needs_scale16<T>) {  // shared memory has no room for scales: see takes_dqk
     if (dqk > 128) return launch_shape<T, 4, 64>(call, stream);
   }
   if (dqk > 64) return wide ? launch_shape<T, 2, 128>(call, stream) : launch_shape<T, 2, 64>(call, stream);

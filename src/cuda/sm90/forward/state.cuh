@@ -133,7 +133,7 @@ struct State {
     const auto weight = [&](int t) { return arch::read_float2(gates + S::Gates::abar + 4 * t); };
     if constexpr (C::scaled) {
       const float before = held.scale16;
-      held.scale16 = lift_of_weights(lane.pair, weight);
+      held.scale16 = scale16_of_weights(lane.pair, weight);
       decay *= held.scale16 * inverse_power(before);
     }
     held.c.add(
@@ -163,9 +163,9 @@ struct State {
 #pragma unroll
       for (int m = 0; m < panels; ++m) largest_n = fmaxf(largest_n, fmaxf(fabsf(held.n[m][0]), fabsf(held.n[m][1])));
       const float2 largest = of_warps(float2{held.c.largest(), largest_n});
-      return {lift_of_state(largest.x, held.scale16), lift_of_state(largest.y, held.scale16, top_of_norms)};
+      return {scale16_of_state(largest.x, held.scale16), scale16_of_state(largest.y, held.scale16, top_of_norms)};
     } else {
-      return {lift_of_state(of_warps(held.c.largest()), held.scale16), 1};
+      return {scale16_of_state(of_warps(held.c.largest()), held.scale16), 1};
     }
   }
 

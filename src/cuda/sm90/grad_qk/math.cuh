@@ -29,7 +29,7 @@ struct Consumer : RingReader<W, Packed> {
   using Base::first_query, Base::own, Base::queries, Base::query_rows;
   using Base::memory, Base::panels, Base::parity, Base::work;
   static constexpr unsigned step_rows = 16 * row_bytes;  // of a step of a product along rows
-  static constexpr bool lifted = has_lifts<T>;
+  static constexpr bool lifted = needs_scale16<T>;
   // The number of the tile, and which one is the last, come with the gate vectors: not to be kept in registers.
   static constexpr bool told = Packed || (Norms && !lifted);
 
@@ -163,7 +163,7 @@ struct Consumer : RingReader<W, Packed> {
     }
     float lift = 1;
     if constexpr (lifted)
-      lift = lift_of_all<W>(dP, memory + Plan::Gates::u, memory + Plan::Gates::c, memory + Plan::largest, parity);
+      lift = scale16_of_all<W>(dP, memory + Plan::Gates::u, memory + Plan::Gates::c, memory + Plan::largest, parity);
     arch::wait(barriers().ds_empty(), parity ^ 1);
 #pragma unroll
     for (int h = 0; h < queries / half; ++h)

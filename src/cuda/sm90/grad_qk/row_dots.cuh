@@ -46,7 +46,7 @@ struct RowConsumer : RingReader<W, Packed> {
       arch::pin(dQ);
       give_back(slot_dh);
       give_back(slot_C);
-      if constexpr (has_lifts<T>) {
+      if constexpr (needs_scale16<T>) {
         const bool last = t + 1 == work.dhv_panels;
         const int from = t / state_panels;
         if (t % state_panels == state_panels - 1 || last)

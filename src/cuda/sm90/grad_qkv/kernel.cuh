@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(threads, 1)
           break;
         case Producer::gates: {
           const Barriers<Size> barriers{memory + Plan<Size>::barriers};
-          load_gates<typename Plan<Size>::Gates, Packed, has_lifts<T>>(work.chunks, work.tiles, memory,
+          load_gates<typename Plan<Size>::Gates, Packed, needs_scale16<T>>(work.chunks, work.tiles, memory,
                                                                        barriers.gates_full(), barriers.gates_empty(),
                                                                        [](unsigned) { return 0; });
           break;
@@ -114,7 +114,7 @@ void launch_for_dhv(const Call<float>& call, cudaStream_t stream) {
 
 template <class T>
 void launch_grad_qkv(const Call<float>& call, cudaStream_t stream) {
-  if (!has_lifts<T> && call.dims.dqk <= panel && call.dims.dhv <= panel) {
+  if (!needs_scale16<T> && call.dims.dqk <= panel && call.dims.dhv <= panel) {
     launch_grad_qkv_small(call, stream);
   } else if (splits_grad_qkv(call.dims.dqk, call.dims.dhv)) {
     launch_grad_v<T>(call, stream);

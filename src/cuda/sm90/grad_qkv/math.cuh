@@ -15,7 +15,7 @@ struct Consumer {
   static constexpr unsigned own = W * half_bytes;                  // of this consumer's rows in a slot
   static constexpr unsigned query_rows = first_query * row_bytes;  // of the queries that see its keys
   static constexpr unsigned step_rows = 16 * row_bytes;            // of a step of a product along rows
-  static constexpr bool lifted = has_lifts<T>;
+  static constexpr bool lifted = needs_scale16<T>;
 
   const Work& work;
   unsigned memory;
@@ -182,7 +182,7 @@ struct Consumer {
     float lift = 1;  // of dS, dK and dQ (float16)
     if constexpr (lifted) {
       arch::pin(scores);
-      lift = lift_of_all<W>(scores, memory + P::Gates::u, memory + P::Gates::c, memory + P::largest, parity());
+      lift = scale16_of_all<W>(scores, memory + P::Gates::u, memory + P::Gates::c, memory + P::largest, parity());
     }
     const float lower = inverse_power(lift);
     scale_rows(dK, lifted ? times(abar(), lift) : abar());

@@ -14,7 +14,7 @@ struct Consumer {
   static constexpr unsigned own = W * half_bytes;        // of this consumer's rows in a panel of K, and of Q's
   static constexpr unsigned step_rows = 16 * row_bytes;  // of a step of a product along rows
   static constexpr int steps = half / 16;                // of a product over a slot
-  static constexpr bool lifted = has_lifts<T>;
+  static constexpr bool lifted = needs_scale16<T>;
   // Which tile is the last one. In float16 its number is asked for, for the lifts of dC, and found as producers do.
   static constexpr bool told = Packed && !lifted;
 

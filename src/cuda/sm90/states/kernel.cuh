@@ -116,8 +116,8 @@ void launch_segment_starts(const Call<float>& call, cudaStream_t stream) {
   using states::Pass;
   if (call.dims.segments == 1) return;
   // float16 keeps no states, and has one term of keys in both passes.
-  if (has_lifts<T> || call.dims.kept_chunk > 0) return states::launch<T, Time::forward, Pass::totals>(call, stream);
-  if constexpr (!has_lifts<T>) states::launch<T, Time::forward, Pass::rough_totals>(call, stream);
+  if (needs_scale16<T> || call.dims.kept_chunk > 0) return states::launch<T, Time::forward, Pass::totals>(call, stream);
+  if constexpr (!needs_scale16<T>) states::launch<T, Time::forward, Pass::rough_totals>(call, stream);
 }
 
 template <class T>

@@ -72,7 +72,7 @@ struct State {
                                               const Held& held, Parities& parity) const {
     float scale16 = 1;  // of the rounded state, besides held.scale16
     if constexpr (C::scaled) {
-      scale16 = lift_of_state(
+      scale16 = scale16_of_state(
           largest_of_warps<warpgroup_warps * C::warpgroups>(held.c.largest(), cta.shared.largest(), parity.scales,
                                                             warpgroup_warps * warpgroup + lane.warp, state_barrier),
           held.scale16);
@@ -108,7 +108,7 @@ struct State {
     float change = 1;
     if constexpr (C::scaled) {
       const float before = held.scale16;
-      held.scale16 = lift_of_weights(lane.pair, weight);
+      held.scale16 = scale16_of_weights(lane.pair, weight);
       change = held.scale16 * inverse_power(before);
     }
     if (enters || (C::scaled && change != 1)) {

@@ -93,7 +93,7 @@ __device__ __forceinline__ void scale_rows(const Scores& s, float (&scale16)[2])
     for (int e = 0; e < 32; e += 4) largest = fmaxf(largest, fmaxf(fabsf(s[e + 2 * h]), fabsf(s[e + 2 * h + 1])));
     largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFU, largest, 2));
-    scale16[h] = lift_to(largest, top_of_scores, -60, 40);
+    scale16[h] = scale16_to(largest, top_of_scores, -60, 40);
   }
 }
 

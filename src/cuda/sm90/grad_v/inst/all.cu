@@ -101,7 +101,7 @@ void launch(const Call<float>& call, int parts, cudaStream_t stream) {
 template <class T>
 void launch_grad_v(const Call<float>& call, cudaStream_t stream) {
   const int panels = panels_of(call.dims.dhv);
-  if constexpr (!has_lifts<T>) {
+  if constexpr (!needs_scale16<T>) {
     // Up to kernel_dqk more than one have `reverse` instead.
     panels == 1 ? launch<T, 1>(call, 1, stream) : launch<T, widest>(call, (panels + widest - 1) / widest, stream);
   } else {
