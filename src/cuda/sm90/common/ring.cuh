@@ -1,4 +1,4 @@
-// A ring of slots in shared memory, walked by each of its users on their own.
+// A ring of slots in shared memory. Each role that uses it walks it by itself.
 #pragma once
 
 namespace tfla::cuda::sm90 {
@@ -6,10 +6,10 @@ namespace tfla::cuda::sm90 {
 template <int Slots>
 struct Ring {
   int slot = 0;
-  unsigned phase = 0;  // parity of the turn
+  unsigned phase = 0;  // parity of the round
 
   __device__ __forceinline__ explicit Ring(int start = 0) : slot(start) {}
-  // After so many steps from the start: takes no register from one to the next.
+  // The ring after so many steps from the start: computed from the count, it takes no registers between steps.
   __device__ __forceinline__ static Ring after_steps(unsigned steps) {
     Ring ring(static_cast<int>(steps % Slots));
     ring.phase = steps / Slots & 1;

@@ -62,9 +62,10 @@ struct Config {
 
   static constexpr bool reverse = direction == Time::reverse;  // dC and dV: see inst/grad_states_v.cu
   static constexpr bool keeps_states = keep == Keep::states;
-  static constexpr bool scaled = needs_scale16<T>;       // float16: rounded C, n and P have a scale16 each
-  static constexpr bool large_dqk = dqk_panels > 2;  // a thread of the state holds 128 numbers of it
-  static constexpr bool few_registers = large_dqk || packed;
+  static constexpr bool scaled = needs_scale16<T>;   // float16: rounded C, n and P have a scale16 each
+  static constexpr bool large_dqk = dqk_panels > 2;  // above 128
+  // Registers are short: what can be read or computed anew is not kept in them.
+  static constexpr bool few_registers = large_dqk || packed, few_state_registers = few_registers || keeps_states;
 
   static_assert(keep != Keep::denominators, "a kernel keeps states or nothing; denominators are kept at run time");
   static_assert(!scaled || !keeps_states, "kernels of float16 must keep nothing: plan.cc asks for no states there");
@@ -97,6 +98,8 @@ struct Config {
                                           : n_in_state_product ? QnProduct::in_state_product
                                           : n_is_wgmma_operand ? QnProduct::wgmma
                                                                : QnProduct::mma;
+  // The kernel begins with zeros in the rows, or columns, of that operand that n does not take.
+  static constexpr bool clears_n = normalized && n_is_wgmma_operand;
   // The state hands n over for q.n, or for the store warp that keeps it.
   static constexpr bool hands_n = normalized || (store_keeps_states && !reverse);
 
@@ -104,6 +107,9 @@ struct Config {
   // state is not handed over. Heads of large dqk multiply by the zeros: a product of theirs is in flight before the
   // scores are gated, and products must not end in a branch.
   static constexpr bool skips_fresh = !keeps_states && !split_state;
+  // The last update of a state that nothing reads is left out. The state warps of a packed split state with n have no
+  // register for the question.
+  static constexpr bool skips_last = !(split_state && packed && normalized);
 
   // scale / den multiplies the rows of O last. Otherwise it is in P and in the weight of Q C. In float16 P is near the
   // upper end of the range, and both parts have the scale16 of the row till then.

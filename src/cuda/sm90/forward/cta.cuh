@@ -146,10 +146,9 @@ struct Cta {
     if (C::large_dqk) return false;
     return call.carried.C0.data == nullptr && (C::reverse ? block + 1 == it.chunks : block == 0);
   }
-  // Whether anything reads the state after a token block. The state warps of a packed split state with n have no
-  // register for the question.
+  // Whether anything reads the state after a token block.
   __device__ __forceinline__ bool is_last_wanted(const Item& it, int block) const {
-    if (C::split_state && C::packed && C::normalized) return true;
+    if (!C::skips_last) return true;
     if (C::reverse ? block > it.low : block + 1 < it.high) return true;
     return call.carried.C_last.data != nullptr && (C::reverse ? block == 0 : it.high == it.chunks);
   }

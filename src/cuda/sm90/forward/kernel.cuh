@@ -63,8 +63,9 @@ __global__ void __launch_bounds__(threads, 1)
                    const __grid_constant__ typename Cta<C>::Work work) {
   extern __shared__ unsigned char memory[];
   const Cta<C> cta{call, maps, work, {(arch::shared_address(memory) + 1023U) & ~1023U}};
+  // As begin_kernel, with n cleared meanwhile.
   if (threadIdx.x == 0) cta.shared.init_barriers();
-  if (C::n_is_wgmma_operand && C::normalized) cta.shared.clear_n();
+  if (C::clears_n) cta.shared.clear_n();
   __syncthreads();
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
@@ -74,7 +75,8 @@ __global__ void __launch_bounds__(threads, 1)
     load_and_store(cta);
   } else if (warpgroup <= C::output_warpgroups) {
     arch::more_registers<C::output_registers>();
-    // One copy of the code for both: with two, warps wait for instructions. Broadcast, descriptors are uniform.
+    // One copy of the code for both output warpgroups, where run_roles would make two: with two, warps wait for
+    // instructions. The number is broadcast, so that descriptors are uniform.
     Output<C>{cta, C::output_warpgroups == 1 ? 0 : __shfl_sync(0xFFFFFFFFU, warpgroup, 0) - 1}.make();
   } else if (C::split_state && warpgroup == 2) {
     arch::more_registers<C::state_registers>();
@@ -83,6 +85,14 @@ __global__ void __launch_bounds__(threads, 1)
     arch::more_registers<C::state_registers>();
     State<C, C::state_warpgroups - 1>{cta}.carry();
   }
+}
+
+template <class C>
+void set_kept(const Call<float>& call, Work& work, Maps& maps) {
+  while (token_block << work.kept_shift < call.dims.kept_chunk) ++work.kept_shift;
+  work.kept_chunks = static_cast<int>((call.dims.tokens + call.dims.kept_chunk - 1) / call.dims.kept_chunk);
+  maps.states = matrix_map(call.stored.C, call.dims.kept_count() * call.dims.heads, call.dims.dqk,
+                           call.dims.padded_dhv(), C::split_state ? 16 : 64 * C::dqk_panels);
 }
 
 template <class C>
@@ -98,19 +108,14 @@ void launch(const Call<float>& call, cudaStream_t stream) {
             .v = hv_map(call, call.tensors.v, token_block),
             .h = hv_map(call, call.tensors.h, token_block),
             .states = {}};
-  if (C::keeps_states) {
-    while (token_block << work.kept_shift < call.dims.kept_chunk) ++work.kept_shift;
-    work.kept_chunks = static_cast<int>((call.dims.tokens + call.dims.kept_chunk - 1) / call.dims.kept_chunk);
-    maps.states = matrix_map(call.stored.C, call.dims.kept_count() * call.dims.heads, call.dims.dqk,
-                             call.dims.padded_dhv(), C::split_state ? 16 : 64 * C::dqk_panels);
-  }
+  if (C::keeps_states) set_kept<C>(call, work, maps);
   const auto start = [&](const typename Cta<C>::Work& all, int ctas) {
     launch_chained(C::reverse ? "grad_states_v" : "forward", forward_kernel<C>, ctas, threads, Shared<C>::bytes, stream,
                    add_nothing<C::packed>(maps, call, token_block), call, all);
   };
   if constexpr (C::packed) {
     const Units units(call, call.dims.heads * work.column_tiles);
-    start({work, units, Divider(work.column_tiles), Divider(call.dims.heads)}, units.blocks);
+    start({work, units, Divider(work.column_tiles), Divider(call.dims.heads)}, units.ctas);
   } else {
     start(work, work.ctas);
   }

@@ -46,7 +46,7 @@ struct Shared {
   static constexpr int part_bytes = C::part_panels * panel_bytes;            // of Q and K
   static constexpr int v_bytes = C::columns / panel * panel_bytes;
   static constexpr int q_bytes = std::max(C::dqk_panels * panel_bytes, v_bytes);  // H is staged where Q was
-  // C in panels of 64 columns. With n beside it, in groups of eight columns (arch::groups_descriptor): n has the last.
+  // C lies in panels of 64 columns. With n behind it, both lie in groups of eight columns (arch::groups_descriptor).
   static constexpr int group_bytes = 64 * C::dqk_panels * 16;
   static constexpr int c_bytes =
       C::n_in_state_product ? (C::columns / 8 + 1) * group_bytes : C::dqk_panels * C::columns / panel * panel_bytes;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/sm90/forward/cta.cuh"
+#include "cuda/sm90/forward/state_n.cuh"
 
 namespace tfla::cuda::sm90::forward {
 
@@ -18,11 +19,11 @@ struct State {
   using KeySlots = typename Cta<C>::KeySlots;
 
   static constexpr int panels = C::part_panels;  // of 64 rows
-  static constexpr int row_turns = panels > 1 ? panels / 2 : 1;
   using Tile = StateTile<T, C::tile>;
   using N = float[panels][2];
-  using RowN = float[row_turns];
-  // What a thread holds, in variables of carry().
+  using RowN = float[rows_of_lane<panels>];
+  // What a thread holds. References to variables of carry(): as members of one struct the compiler orders them
+  // otherwise in registers.
   struct Held {
     Tile& c;
     N& n;            // its share of the sums of rows
@@ -47,14 +48,13 @@ struct State {
       int2 n_terms{};
       const Held held{c, n, scale16, row_n, n_terms};
       start(it, lane, held);
-      if (C::hands_n) gather_n(held);
+      gather_n(held);
       const int first_kept = C::state_keeps_states ? cta.kept_unit(it, 0) : 0;
 #pragma unroll 1
       for (int block = cta.first(it); (C::reverse ? block >= it.low : block < it.high);
            block += cta.step, k.advance(C::parts), ring.advance(), turn ^= 1) {
         if (!C::skips_fresh || !cta.is_fresh(it, block)) {
-          const unsigned parity = C::skips_fresh ? handed_over : S::slots == 2 ? ring.slot : turn;
-          hand_over(parity, C::output_warpgroups == 2 ? static_cast<int>(turn) : 0, lane, held);
+          hand_over(C::skips_fresh ? handed_over : parity_of(ring, turn), reader_of(turn), lane, held);
           if (C::state_keeps_states && cta.is_kept(it, block))
             keep(first_kept + (block >> cta.work.kept_shift) * cta.call.dims.heads, it.tile, here(lane), held);
           handed_over ^= 1;
@@ -70,8 +70,8 @@ struct State {
         }
         add(k, ring, lane, held);
       }
-      if constexpr (C::scaled) decay_by(inverse_power(held.scale16), held);
-      finish(C::few_registers || C::factored ? again(it) : it, lane, held);
+      undo_scale16(held);
+      finish(again(it), lane, held);
     });
     if (C::state_keeps_states && lane.lane == 0) arch::wait_stores<0>();
   }
@@ -84,11 +84,20 @@ struct State {
     return C::large_dqk && C::paired_weights ? Lane::again() : lane;
   }
 
-  // The item, computed anew: what the loop over its token blocks does not need is not kept in registers.
+  // The item, computed anew where registers are short: what the loop over its token blocks does not need is not kept.
   __device__ __forceinline__ Item again(const Item& it) const {
+    if constexpr (!C::few_registers && !C::factored) return it;
     int unit = static_cast<int>(it.unit);
     arch::forget(unit);
     return Item(cta.call, cta.work, static_cast<unsigned>(unit));
+  }
+
+  // The parity of the token block's number, and the output warpgroup that reads its state.
+  __device__ __forceinline__ static unsigned parity_of(const Slots& ring, unsigned turn) {
+    return S::slots == 2 ? ring.slot : turn;
+  }
+  __device__ __forceinline__ static int reader_of(unsigned turn) {
+    return C::output_warpgroups == 2 ? static_cast<int>(turn) : 0;
   }
 
   __device__ __forceinline__ static void decay_by(float decay, const Held& held) {
@@ -100,6 +109,10 @@ struct State {
     }
   }
 
+  __device__ __forceinline__ static void undo_scale16(const Held& held) {
+    if constexpr (C::scaled) decay_by(inverse_power(held.scale16), held);
+  }
+
   // Rounds C and n into shared memory. parity: of the buffer's phase; reader: the output warpgroup.
   __device__ __forceinline__ void hand_over(unsigned parity, int reader, const Lane& lane, const Held& held) const {
     float2 scales{1, 1};  // scale16 of the rounded C and n, besides held.scale16
@@ -109,21 +122,28 @@ struct State {
       if (here(lane).lane == 0) arch::wait_stores_read<0>();
       __syncwarp();
     }
-    if constexpr (C::n_in_state_product) {
-      if constexpr (C::scaled) held.n_terms = terms_of(held.row_n[0] * scales.y);
-      publish_n_columns(lane, held.n_terms);
-      held.c.publish_groups(cta.shared.state(), lane, scales.x);
-    } else {
-      held.c.publish(cta.shared.state() + Part * S::part_bytes,
-                     C::scaled && C::split_state ? Lane::again() : here(lane), scales.x, C::dqk_panels * panel_bytes);
-      if (C::hands_n) publish_n(reader, lane, held.row_n, scales.y);
-    }
+    publish(reader, lane, scales, held);
     if (C::scaled && Part == 0 && lane.warp == 0 && lane.lane == 0)
       arch::write_float2(cta.shared.inverse_scales(reader), {inverse_power(held.scale16) * inverse_power(scales.x),
                                                              inverse_power(held.scale16) * inverse_power(scales.y)});
     arch::writes_before_copies();
     __syncwarp();
     if (arch::arrives(here(lane).lane == 0)) arch::arrive(cta.shared.c_full(reader));
+  }
+
+  __device__ __forceinline__ static Lane publish_lane(const Lane& lane) {
+    return C::scaled && C::split_state ? Lane::again() : here(lane);
+  }
+  __device__ __forceinline__ void publish(int reader, const Lane& lane, float2 scales, const Held& held) const {
+    if constexpr (C::n_in_state_product) {
+      if constexpr (C::scaled) held.n_terms = terms_of<T>(held.row_n[0] * scales.y);
+      publish_n_columns(lane, held.n_terms);
+      held.c.publish_groups(cta.shared.state(), lane, scales.x);
+    } else {
+      held.c.publish(cta.shared.state() + Part * S::part_bytes, publish_lane(lane), scales.x,
+                     C::dqk_panels * panel_bytes);
+      if (C::hands_n) publish_n(reader, lane, held.row_n, scales.y);
+    }
   }
 
   // Adds the token block of these slots.
@@ -146,7 +166,7 @@ struct State {
         held.n, [&] { decay_by(decay, held); });
     __syncwarp();  // all lanes have read K and the gates
     if (arch::arrives(here(lane).lane == 0)) arch::arrive(cta.shared.k_empty(k.slot));
-    if (C::hands_n) gather_n(held);  // while the products are in flight
+    gather_n(held);  // while the products are in flight
     arch::products_wait<0>();
     held.c.pin();
     if (arch::arrives(here(lane).lane == 0)) arch::arrive(cta.shared.v_empty(ring.slot));
@@ -170,43 +190,22 @@ struct State {
   }
 
   __device__ __forceinline__ void gather_n(const Held& held) const {
-    sum_rows(held.n, held.row_n);
-    if constexpr (C::n_in_state_product && !C::scaled) held.n_terms = terms_of(held.row_n[0]);
-  }
-  // The four lanes of a quad hold shares of the sums of rows. They exchange them until each has one whole row, or with
-  // more of them one of every four; with fewer, two lanes have the same.
-  __device__ __forceinline__ static void sum_rows(const N& n, RowN& rows) {
-    const unsigned thread = threadIdx.x;
-    const bool odd = (thread & 1) != 0, late = (thread & 2) != 0;
-    const auto swap = [](float x, int with) { return __shfl_xor_sync(0xFFFFFFFFU, x, with); };
-#pragma unroll
-    for (int turn = 0; turn < row_turns; ++turn) {
-      const float* early_panel = n[panels > 1 ? 2 * turn : 0];
-      const float* late_panel = n[panels > 1 ? 2 * turn + 1 : 0];
-      float both[2];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        both[h] = late ? late_panel[h] : early_panel[h];
-        if (panels > 1) both[h] += swap(late ? early_panel[h] : late_panel[h], 2);
-      }
-      rows[turn] = (odd ? both[1] : both[0]) + swap(odd ? both[0] : both[1], 1);
-      if (panels == 1) rows[turn] += swap(rows[turn], 2);
-    }
+    if constexpr (C::hands_n) sum_rows<panels>(held.n, held.row_n);
+    if constexpr (C::n_in_state_product && !C::scaled) held.n_terms = terms_of<T>(held.row_n[0]);
   }
 
   // n as three 16-bit terms that add up to it. Along rows of 64, swizzled, as wgmma reads them; or in the order in
   // which the lanes of mma.sync do: rows 2 i, 2 i + 1, 2 i + 8, 2 i + 9 of every 16.
   __device__ __forceinline__ void publish_n(int reader, const Lane& lane, const RowN& rows, float scale16) const {
-    constexpr bool anew = C::few_registers || C::keeps_states;  // no register is left for the address
-    const Lane now = anew ? Lane::again() : lane;
+    const Lane now = C::few_state_registers ? Lane::again() : lane;
     const bool late = (now.lane & 2) != 0;
     const int h = now.lane & 1, k = now.lane / 4, warp = now.warp;
     unsigned to = cta.shared.n(reader);
-    if (anew) arch::forget(to);
+    if (C::few_state_registers) arch::forget(to);
     to = to + Part * (S::n_panel * panels) + (panels > 1 && late ? S::n_panel : 0);
     to = C::n_is_wgmma_operand ? to + (2 * warp + h) * 16 + k * 2 : to + warp * 32 + k / 2 * 8 + k % 2 * 2 + h * 4;
 #pragma unroll
-    for (int turn = 0; turn < row_turns; ++turn) {
+    for (int turn = 0; turn < rows_of_lane<panels>; ++turn) {
       float rest = rows[turn];
       if (C::scaled) rest *= scale16;
 #pragma unroll
@@ -220,15 +219,6 @@ struct State {
   }
 
   // The same as three columns behind those of C.
-  __device__ __forceinline__ static int2 terms_of(float rest) {
-    unsigned terms[3];
-#pragma unroll
-    for (unsigned& bits : terms) {
-      bits = to_bits<T>(rest);
-      rest -= from_bits<T>(static_cast<unsigned short>(bits));
-    }
-    return {static_cast<int>(terms[0] | terms[1] << 16), static_cast<int>(terms[2])};
-  }
   __device__ __forceinline__ void publish_n_columns(const Lane& lane, int2 terms) const {
     const int row = 16 * lane.warp + 8 * (lane.lane & 1) + lane.lane / 4 + (panels > 1 ? 32 * (lane.lane & 2) : 0);
     arch::write_int2(cta.shared.n_columns() + 16 * row, terms);

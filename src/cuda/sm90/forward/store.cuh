@@ -27,9 +27,10 @@ struct Store {
         keep_state(it, block, warpgroup);
       }
       arch::named_wait(staged_barrier + ring.slot, warpgroup_threads + warp_threads);
-      if (!C::few_registers && keeps_denominators(it)) store_denominators(it, block, ring.slot);
+      if (!C::few_registers && keeps_denominators(it))
+        store_denominators(it, block, cta.shared.denominators(ring.slot));
       if (lane == 0 && C::dqk_part != DqkPart::first) store_h(it, block, ring.slot);
-      if (C::few_registers && keeps_denominators(it)) store_denominators(it, block, ring.slot);
+      if (C::few_registers && keeps_denominators(it)) store_denominators(it, block, cta.shared.denominators(ring.slot));
       if (lane == 0) arch::wait_stores_read<0>();
       __syncwarp();
       if (arch::arrives(lane == 0)) arch::arrive(cta.shared.q_empty(ring.slot, 0));
@@ -89,8 +90,7 @@ struct Store {
   __device__ __forceinline__ bool keeps_denominators(const Item& it) const {
     return C::normalized && C::dqk_part != DqkPart::first && it.tile == 0 && cta.call.gates.inverse != nullptr;
   }
-  __device__ void store_denominators(const Item& it, int block, int slot) const {
-    const unsigned from = cta.shared.denominators(slot);
+  __device__ void store_denominators(const Item& it, int block, unsigned from) const {
 #pragma unroll 1
     for (int t = threadIdx.x % warp_threads; t < token_block; t += warp_threads) {
       const Token token = static_cast<Token>(block) * token_block + t;

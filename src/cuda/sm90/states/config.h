@@ -34,7 +34,7 @@ struct Config {
 
   static constexpr bool reverse = direction == Time::reverse;
   static constexpr bool makes_states = pass == Pass::states;  // otherwise totals
-  static constexpr bool scaled = needs_scale16<T>;                // float16: what is rounded has a scale16
+  static constexpr bool scaled = needs_scale16<T>;            // float16: what is rounded has a scale16
 
   static constexpr int rows = 64 * row_panels;
   static constexpr int warpgroups = state_warpgroups(columns);

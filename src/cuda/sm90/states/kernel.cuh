@@ -23,10 +23,10 @@
 
 #include <algorithm>
 
-#include "cuda/arch/cluster.cuh"
 #include "cuda/arch/copy.cuh"
 #include "cuda/launch.h"
 #include "cuda/sm90/common/maps.cuh"
+#include "cuda/sm90/common/roles.cuh"
 #include "cuda/sm90/entry.h"
 #include "cuda/sm90/states/load.cuh"
 #include "cuda/sm90/states/state.cuh"
@@ -42,10 +42,7 @@ __global__ void __launch_bounds__(C::threads, C::ctas)
                   const __grid_constant__ typename Cta<C>::Work work) {
   extern __shared__ unsigned char memory[];
   const Cta<C> cta{call, maps, work, {(arch::shared_address(memory) + 1023U) & ~1023U}};
-  if (threadIdx.x == 0) cta.shared.init_barriers();
-  __syncthreads();
-  arch::after_previous_kernel();
-  arch::let_next_kernel_start();
+  begin_kernel([&] { cta.shared.init_barriers(); });
   const int warpgroup = static_cast<int>(threadIdx.x) / warpgroup_threads;
   if (warpgroup == 0) {
     arch::fewer_registers<C::move_registers>();
@@ -79,7 +76,7 @@ void launch_kernel(const Call<float>& call, cudaStream_t stream) {
   };
   if constexpr (C::packed) {
     const Units units(call, call.dims.heads * work.row_tiles * work.column_tiles, C::ctas);
-    start({work, units, Divider(work.row_tiles), Divider(work.column_tiles), Divider(call.dims.heads)}, units.blocks);
+    start({work, units, Divider(work.row_tiles), Divider(work.column_tiles), Divider(call.dims.heads)}, units.ctas);
   } else {
     start(work, std::min(work.items, multiprocessors() * C::ctas));
   }

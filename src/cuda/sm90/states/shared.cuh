@@ -75,7 +75,6 @@ struct Shared {
       arch::barrier_init(staged(b), state_warps);
       arch::barrier_init(loaded(b), 1);
     }
-    arch::barriers_ready();
   }
 };
 

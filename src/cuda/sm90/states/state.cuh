@@ -20,7 +20,7 @@ struct State {
   static constexpr int M = C::row_panels;
 
   using N = float[M][2];
-  // What a thread holds, in variables of carry().
+  // What a thread holds. References to variables of carry(), as in forward/state.cuh.
   struct Held {
     Tile& c;
     N& n;            // its share of the sums of rows

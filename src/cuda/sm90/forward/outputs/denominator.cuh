@@ -56,13 +56,17 @@ __device__ __forceinline__ void divide(const TokenBlock<C>& b, float& factor, fl
   }
 }
 
+// O is divided by `unit` where it is factored.
+template <class C>
+__device__ __forceinline__ float scale_of(const Rows<C>& rows, float scale, int h) {
+  return C::schedule == Schedule::factored ? scale * rows.unit[h] : scale;
+}
+
 // scale / den of the rows. In reverse time it is in the gates; the last part of dqk has it for both parts.
 template <class C>
 __device__ __forceinline__ void set_factors(const TokenBlock<C>& b, Rows<C>& rows, const float (&sums)[2],
                                             const float (&qn)[2], const Lane& here) {
-  const auto& cta = b.cta;
-  const float scale = C::few_registers ? cta.work.scale : static_cast<float>(cta.call.rules.scale);
-  const float eps = C::few_registers ? cta.work.eps : static_cast<float>(cta.call.rules.eps);
+  const float scale = b.scale(), eps = b.eps();
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     if constexpr (C::reverse) {
@@ -71,7 +75,7 @@ __device__ __forceinline__ void set_factors(const TokenBlock<C>& b, Rows<C>& row
       rows.factor[h] = 1;
       if constexpr (C::normalized) rows.qn[h] = denominator<C>(rows, sums, qn, h);
     } else {
-      rows.factor[h] = C::schedule == Schedule::factored ? scale * rows.unit[h] : scale;
+      rows.factor[h] = scale_of<C>(rows, scale, h);
       if constexpr (C::normalized) {
         const float least = arch::read_float(b.gates + GateOffsets::floor + 4 * (here.row + 8 * h));
         float d = denominator<C>(rows, sums, qn, h);
@@ -79,6 +83,14 @@ __device__ __forceinline__ void set_factors(const TokenBlock<C>& b, Rows<C>& row
         divide(b, rows.factor[h], scale * d, least, eps, here, h);
       }
     }
+  }
+}
+
+template <class C>
+__device__ __forceinline__ void factor_weights(Rows<C>& rows) {
+  if constexpr (!C::late_factors) {
+    rows.weight[0] *= rows.factor[0];
+    rows.weight[1] *= rows.factor[1];
   }
 }
 
@@ -98,10 +110,7 @@ __device__ __forceinline__ void make_rows(const TokenBlock<C>& b, Rows<C>& rows,
     rows.n_weight[h] = qbar * inverse_scales.y;
   }
   if constexpr (!C::n_in_state_product) set_factors(b, rows, sums, qn, here);
-  if constexpr (!C::late_factors) {
-    rows.weight[0] *= rows.factor[0];
-    rows.weight[1] *= rows.factor[1];
-  }
+  factor_weights<C>(rows);
   round_scores<C>(rows, s);
 }
 

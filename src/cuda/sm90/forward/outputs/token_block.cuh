@@ -9,9 +9,9 @@ template <class C>
 struct TokenBlock {
   const Cta<C>& cta;
   int warpgroup;
-  const Lane& lane;
-  const typename Cta<C>::Slots& ring;  // Q, V and gates; H goes where Q was
-  const typename Cta<C>::KeySlots& k;
+  Lane lane;
+  typename Cta<C>::Slots ring;  // Q, V and gates; H goes where Q was
+  typename Cta<C>::KeySlots k;
   unsigned c_phase;
   bool fresh;  // C = 0 and n = 0: see Config::skips_fresh
   const typename Cta<C>::Item& item;
@@ -20,6 +20,14 @@ struct TokenBlock {
 
   // The lane, computed anew where registers are short.
   __device__ __forceinline__ Lane here() const { return C::split_state ? Lane::again() : lane; }
+
+  // Read where they take no registers.
+  __device__ __forceinline__ float scale() const {
+    return C::few_registers ? cta.work.scale : static_cast<float>(cta.call.rules.scale);
+  }
+  __device__ __forceinline__ float eps() const {
+    return C::few_registers ? cta.work.eps : static_cast<float>(cta.call.rules.eps);
+  }
 
   __device__ __forceinline__ void release_keys() const {
 #pragma unroll
