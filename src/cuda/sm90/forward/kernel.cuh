@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(threads, 1)
     arch::more_registers<C::output_registers>();
     // One copy of the code for both output warpgroups, where run_roles would make two: with two, warps wait for
     // instructions. The number is broadcast, so that descriptors are uniform.
-    Output<C>{cta, C::output_warpgroups == 1 ? 0 : __shfl_sync(0xFFFFFFFFU, warpgroup, 0) - 1}.make();
+    Output<C>{cta}.make(C::output_warpgroups == 1 ? 0 : __shfl_sync(0xFFFFFFFFU, warpgroup, 0) - 1);
   } else if (C::split_state && warpgroup == 2) {
     arch::more_registers<C::state_registers>();
     State<C, 0>{cta}.carry();

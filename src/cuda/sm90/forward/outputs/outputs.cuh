@@ -15,43 +15,42 @@ struct Output {
   using KeySlots = typename Cta<C>::KeySlots;
 
   const Cta<C>& cta;
-  int warpgroup;
 
-  __device__ void make() const {
+  __device__ void make(int warpgroup) const {
     if constexpr (C::split_state)
-      make_all();
+      make_all(warpgroup);
     else
-      make_in_turn();
+      make_in_turn(warpgroup);
   }
 
  private:
   // All token blocks. What follows from their number takes no register from one to the next.
-  __device__ __forceinline__ void make_all() const {
+  __device__ __forceinline__ void make_all(int warpgroup) const {
     const Lane lane;
     unsigned blocks = 0;
     cta.each_block(warpgroup, [&](const Item& it, int block) {
-      make_block(lane, Slots::after_steps(blocks), KeySlots::after_steps(C::parts * blocks), blocks & 1,
+      make_block(warpgroup, lane, Slots::after_steps(blocks), KeySlots::after_steps(C::parts * blocks), blocks & 1,
                  cta.is_fresh(it, block), it, block);
       ++blocks;
     });
   }
   // Every other one.
-  __device__ __forceinline__ void make_in_turn() const {
+  __device__ __forceinline__ void make_in_turn(int warpgroup) const {
     const Lane lane;
     Slots ring(warpgroup);
     KeySlots k(warpgroup * C::parts);
     unsigned c_phase = 0;
     cta.each_block(warpgroup, [&](const Item& it, int block) {
       const bool fresh = cta.is_fresh(it, block);
-      make_block(lane, ring, k, c_phase, fresh, it, block);
+      make_block(warpgroup, lane, ring, k, c_phase, fresh, it, block);
       ring.advance(C::output_warpgroups);
       k.advance(C::output_warpgroups * C::parts);
       c_phase ^= C::skips_fresh && fresh ? 0 : 1;
     });
   }
 
-  __device__ __forceinline__ void make_block(const Lane& lane, const Slots& ring, const KeySlots& k, unsigned c_phase,
-                                             bool fresh, const Item& it, int block) const {
+  __device__ __forceinline__ void make_block(int warpgroup, const Lane& lane, const Slots& ring, const KeySlots& k,
+                                             unsigned c_phase, bool fresh, const Item& it, int block) const {
     const TokenBlock<C> b{
         cta, warpgroup, lane, ring, k, c_phase, fresh, it, block, cta.shared.q(ring.slot), cta.shared.gates(ring.slot)};
     Outputs<C> o;
