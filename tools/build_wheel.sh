@@ -21,7 +21,8 @@ if [[ $backend == cuda ]]; then
   architectures='80-real;86-real;89-real;90;100-real;120-real'
   TFLA_CUDA=ON "$venv/bin/python" -m pip wheel "${options[@]}" "-Cbuild-dir=$build" \
     "-Ccmake.define.CMAKE_CUDA_ARCHITECTURES=$architectures" .
-  toolkit=$(sed -n 's/^CUDAToolkit_VERSION[^=]*=\([0-9]*\)\.\([0-9]*\).*/\1\2/p' "$build/CMakeCache.txt")
+  toolkit=$(cat "$build"/CMakeFiles/*/CMakeCUDACompiler.cmake |
+    sed -n 's/^set(CMAKE_CUDA_COMPILER_VERSION "\([0-9]*\)\.\([0-9]*\).*/\1\2/p')
   cpu=$(echo "$raw"/tfla-*.whl)
   tools/label_wheel.sh "$venv" "$cpu" "cu$toolkit"
   rm "$cpu"

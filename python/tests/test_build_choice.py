@@ -14,13 +14,16 @@ pytestmark = pytest.mark.skipif(CMAKE is None, reason="cmake is not in PATH")
 BOTH, CPU, WITHOUT = "building the CUDA backend too", "building the CPU backend alone", "there is no nvcc"
 
 
+def program(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
 def fake_nvcc(folder: Path, says: str) -> Path:
     """A compiler that does nothing but tell its version as nvcc does."""
-    folder.mkdir(parents=True)
-    program = folder / "nvcc"
-    program.write_text(f"#!/bin/sh\necho 'nvcc: NVIDIA (R) Cuda compiler driver'\necho '{says}'\n")
-    program.chmod(0o755)
-    return program
+    program(folder / "nvcc", f"echo 'nvcc: NVIDIA (R) Cuda compiler driver'\necho '{says}'")
+    return folder / "nvcc"
 
 
 def release(version: str) -> str:
@@ -31,15 +34,15 @@ def release(version: str) -> str:
 def decide(tmp_path):
     """Decides as make and pip do, with the nvcc given: in PATH, and where NVIDIA's installer would have put one."""
 
-    def run(wanted: str, in_path: str | None, installed: str | None, program: tuple[str, ...], **extra: str):
+    def run(wanted: str, in_path: str | None, installed: str | None, command: tuple[str, ...], **extra: str):
         if in_path is not None:
             fake_nvcc(tmp_path / "path", in_path)
         if installed is not None:
             fake_nvcc(tmp_path / "cuda" / "bin", installed)
         away = ("CUDACXX", "CUDA_PATH", "CUDA_HOME")
         environment = {name: value for name, value in os.environ.items() if name not in away}
-        environment |= {"PATH": f"{tmp_path / 'path'}:/bin:/usr/bin", "TFLA_CUDA": wanted, **extra}
-        return subprocess.run(program, capture_output=True, text=True, check=False, env=environment)
+        environment |= {"PATH": str(tmp_path / "path"), "TFLA_CUDA": wanted, **extra}
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
     return run
 
@@ -91,9 +94,41 @@ def test_named_compiler_is_the_only_one(decide, tmp_path):
 
 
 @pytest.mark.parametrize(("wanted", "preset"), [("AUTO", "cuda"), ("OFF", "release")])
-def test_preset_of_make(decide, wanted, preset):
-    result = decide(wanted, release("12.6"), None, (str(ROOT / "tools" / "cuda_preset.sh"), "release"))
+def test_preset_of_make(decide, tmp_path, wanted, preset):
+    path = f"{tmp_path / 'path'}:{Path(CMAKE).parent}:/usr/bin:/bin"
+    result = decide(wanted, release("12.6"), None, (str(ROOT / "tools" / "cuda_preset.sh"), "release"), PATH=path)
     assert result.stdout.strip() == preset, result.stderr
+
+
+# What TFLA_CUDA says, whether there is a GPU, and what `make run` runs then.
+CPU_RUN = ["tfla check", "tfla bench --quick"]
+GPU_RUN = ["tfla check --device cuda", "tfla bench --quick --device cuda --dtype bfloat16"]
+NO_GPU = ["tfla: no GPU is here; the CUDA backend is built and was not run."]
+RUNS = {
+    "off": ("OFF", True, "release", CPU_RUN),
+    "no GPU": ("AUTO", False, "cuda", CPU_RUN + NO_GPU),
+    "GPU": ("AUTO", True, "cuda", CPU_RUN + GPU_RUN),
+}
+
+
+@pytest.mark.parametrize(("wanted", "gpu", "preset", "lines"), RUNS.values(), ids=RUNS)
+def test_make_run(decide, tmp_path, wanted, gpu, preset, lines):
+    """The scripts in a tree of their own, where cmake builds nothing and the program says how it was called."""
+    for name in ("tools/first_run.sh", "tools/build_preset.sh", "tools/cuda_preset.sh", "cmake/DecideCuda.cmake"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    script = tmp_path / "tools" / "first_run.sh"
+    device = tmp_path / "nvidiactl"
+    script.write_text(script.read_text().replace("/dev/nvidiactl", str(device)).replace("/dev/dxg", str(device)))
+    if gpu:
+        device.touch()
+    program(tmp_path / "build" / preset / "tfla", 'echo "tfla $*"')
+    decides = f'case "$*" in *-P*) exec {CMAKE} "$@";; esac'
+    program(tmp_path / "stubs" / "cmake", f'{decides}\necho "$*" >>{tmp_path / "built"}')
+    path = f"{tmp_path / 'path'}:{tmp_path / 'stubs'}:/usr/bin:/bin"
+    result = decide(wanted, release("12.6"), None, (str(script),), PATH=path)
+    assert (result.returncode, result.stdout.splitlines()) == (0, lines), result.stderr
+    assert f"--build --preset {preset}" in (tmp_path / "built").read_text()
 
 
 @pytest.mark.parametrize(

@@ -204,6 +204,9 @@ void expect_same(const Args& args, const Twin& twin, const std::function<void()>
   std::string page(tfla_plan_describe(same, nullptr, 0), '?');
   EXPECT_EQ(tfla_plan_describe(same, page.data(), page.size() + 1), page.size());
   EXPECT_EQ(page, describe(chosen));
+  std::string start(9, '?');
+  EXPECT_EQ(tfla_plan_describe(same, start.data(), 8), page.size());
+  EXPECT_EQ(start, page.substr(0, 7) + std::string("\0?", 2));
   const testkit::Buffer scratch(static_cast<std::int64_t>(chosen.scratch_bytes));
   EXPECT_EQ(run_plan(twin, same, scratch.data(), chosen.scratch_bytes), TFLA_OK) << tfla_last_error();
   EXPECT_TRUE(same_bits(snapshot(args), expected));
