@@ -88,6 +88,25 @@ def test_soft_reset_is_its_formula():
     assert relative_error(actual, formula(model, batch.inputs, reset=-25.0)) < 1e-5
 
 
+ARRANGED = [
+    ({}, None, {"cu_seqlens"}),
+    ({"reset": "soft"}, None, {"starts"}),
+    ({}, "a group", {"starts", "group"}),
+    ({"kind": "transformer"}, None, {"rotation", "documents"}),
+]
+
+
+@pytest.mark.parametrize(("changes", "group", "arguments"), ARRANGED, ids=str)
+def test_how_documents_reach_the_layers(changes, group, arguments):
+    """A soft reset and an exact one differ by less than rounding: only the way says which it was."""
+    model, batch = make_model(**changes), make_batch(packed_targets(), EOD)
+    tokens, options = model.kind.arrange(model.config, batch.inputs, batch.documents, model.dtype, group)
+    assert options.keys() == arguments
+    assert tokens.shape == ((1, 96) if "cu_seqlens" in arguments else (2, 48))
+    if "starts" in arguments:
+        assert model.blocks[0].mix.cell.reset == (-25.0 if changes else -math.inf)
+
+
 @pytest.mark.parametrize("boundaries", [True, False], ids=["cu_seqlens", "starts"])
 @pytest.mark.parametrize("changes", [{}, {"gate": "sigmoid"}, {"kind": "transformer"}], ids=str)
 def test_packed_documents_are_separate_ones(changes, boundaries):
