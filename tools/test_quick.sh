@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 slow_tests='^(Documented/|Fuzz\.|cli$|analyse$|package\.)'
 # Of python/tests: training, other packages and processes, compilers; and what needs a wheel or a GPU.
 slow_python=(benchmarks build_choice compat_compile cuda distributed docs examples huggingface jax_cuda lm_cuda lm_data
-  lm_data_refused lm_model lm_recipe lm_run lm_safety lm_train lm_use lm_use_refused mutations training_cuda types wheel)
+  lm_data_refused lm_benchmarks lm_kinds lm_model lm_recipe lm_run lm_safety lm_train lm_use lm_use_refused mutations training_cuda types wheel)
 
 venv=.venv-python
 start=$SECONDS
@@ -23,7 +23,7 @@ report=$PWD/build/quick
 failed=0
 ctest --preset release --parallel "$(nproc)" --progress --no-tests=error -E "$slow_tests" --output-junit "$report-ctest.xml" ||
   failed=1
-ignored=("${slow_python[@]/#/--ignore=python/tests/test_}")
+ignored=("${slow_python[@]/#/--ignore-glob=*/test_}")
 PYTHONPATH=python "$venv/bin/python" -m pytest "${ignored[@]/%/.py}" --junitxml "$report-python.xml" python/tests || failed=1
 
 # line NAME REPORT: how many of its tests did what.

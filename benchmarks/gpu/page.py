@@ -178,7 +178,7 @@ def page(measured: dict[str, Any]) -> str:
     text += [
         "## How it was measured\n",
         "bfloat16, gates in float32, default chunk size unless said; peers and tfla of one column in one run. tfla is\n"
-        "timed through its C++ calls, recorded in a graph, training with `keep = Keep::states`; peers through PyTorch by CUDA\n"
+        "timed through its C++ calls, recorded in a graph, training with states kept; peers through PyTorch by CUDA\n"
         "events, each in a process of its own. Times are medians of a burst after a rest, unless said to be call\n"
         "after call. Simple GLA has no input gate and no normalizer. Peak memory: all tensors of the call and its\n"
         "work space. tfla portable: by the kernels that every GPU from sm_80 on runs, instead of Hopper's.\n",

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from repository import ROOT
+
 WHEEL = os.environ.get("TFLA_WHEEL")
 pytestmark = pytest.mark.skipif(WHEEL is None, reason="TFLA_WHEEL names no wheel (tools/test_python.sh builds one)")
-ROOT = Path(__file__).parents[2]
 
 
 def names_in(wheel: str | Path) -> list[str]:

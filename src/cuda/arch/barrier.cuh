@@ -14,7 +14,7 @@ __device__ __forceinline__ void arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 // A warp at a barrier: by one lane, which is in order with the others by then. racecheck of compute-sanitizer does not
-// see such an order; code that is compiled for it lets all lanes arrive (docs/cuda.md).
+// see such an order; code that is compiled for it lets all lanes arrive (docs/cuda/sanitizer.md).
 #ifdef TFLA_RACECHECK
 inline constexpr bool for_racecheck = true;
 #else

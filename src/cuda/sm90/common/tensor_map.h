@@ -21,7 +21,7 @@ namespace tfla::cuda::sm90 {
                                     std::int64_t columns, int box_tokens);
 
 // A map of which every box is zeros. Boxes that lie outside of a tensor of packed sequences are loaded through it:
-// through the tensor's own map they fault where the memory before the tensor is not mapped (docs/hopper.md).
+// through the tensor's own map they fault where the memory before the tensor is not mapped (docs/cuda/packed.md).
 [[nodiscard]] CUtensorMap nothing_map(const Call<float>& call, int box_tokens);
 
 // [matrices, rows, columns] of 16-bit numbers as (column, row, matrix) in boxes of 64 columns by box_rows; rows beyond

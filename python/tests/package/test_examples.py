@@ -2,11 +2,12 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from repository import ROOT
+
+EXAMPLES = ROOT / "examples"
 
 
 @pytest.mark.parametrize(("name", "words"), [("aot_inductor.py", "(5, 7, 64): relative difference")])

@@ -1,4 +1,4 @@
-"""Where things of tfla.lm are: old paths of modules, and the fields of its configurations in docs/lm.md."""
+"""Where things of tfla.lm are: old paths of modules, and the fields of its configurations in docs/lm_fields.md."""
 
 import dataclasses
 import importlib
@@ -53,6 +53,6 @@ TABLES |= {name: rows(kind.config, ModelConfig) for name, kind in KINDS.items()}
 
 @pytest.mark.parametrize("title", TABLES)
 def test_the_page_has_every_field_as_it_is_described(title):
-    page = (ROOT / "docs" / "lm.md").read_text()
+    page = (ROOT / "docs" / "lm_fields.md").read_text()
     table = "\n".join([f"| field of {title} | default | |", "|---|---|---|", *TABLES[title], ""])
     assert table in page, table

@@ -2,11 +2,11 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from repository import ROOT
+
 SCRIPT = ROOT / "tools" / "check_layers.py"
 
 GOOD = {

@@ -5,11 +5,12 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-MAKE = Path(__file__).parents[2] / "packaging" / "huggingface" / "make_kernel.py"
+from repository import ROOT
+
+MAKE = ROOT / "packaging" / "huggingface" / "make_kernel.py"
 WHEEL = os.environ.get("TFLA_WHEEL")
 pytestmark = pytest.mark.skipif(WHEEL is None, reason="TFLA_WHEEL names no wheel (tools/test_python.sh builds one)")
 
@@ -27,6 +28,7 @@ assert sys.modules["tfla"].__file__.startswith(str(folder))
 x, gate = torch.randn(1, 6, 1, 4), torch.randn(1, 6, 1)
 h = kernel.mlstm(x, x, x, gate, gate)
 import tfla
+from repository import ROOT
 assert tfla.mlstm is kernel.mlstm and torch.equal(h, tfla.mlstm(x, x, x, gate, gate))
 print(tuple(h.shape), kernel.__version__, "mlstm" in dir(kernel))
 """

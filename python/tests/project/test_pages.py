@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from repository import ROOT
+
 sys.path.append(str(ROOT / "tools"))
 
 import site_hooks  # noqa: E402  from the folder above
