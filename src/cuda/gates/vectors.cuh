@@ -6,8 +6,8 @@
 namespace tfla::cuda::gates {
 
 // exp(x). float32 work does not need all digits of a double: with exp(double) gate_vectors took 35 us, not 22 (H200).
-__device__ double exponential(double x, double /*as*/) { return exp(x); }
-__device__ float exponential(double x, float /*as*/) {
+__device__ __forceinline__ double exponential(double x, double /*as*/) { return exp(x); }
+__device__ __forceinline__ float exponential(double x, float /*as*/) {
   float2 parts;
   as_exponent(x, parts);
   return exp2f(parts.x) * (1 + static_cast<float>(1 / log2_e) * parts.y);

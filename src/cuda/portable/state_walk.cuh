@@ -38,7 +38,7 @@ struct StateUnit {
   int row, col;  // first ones of the tile
   int index;     // segment
   int head;
-  std::int64_t sequence;
+  int sequence;
 
   __device__ StateUnit(const Dims& dims, int width, int dqk_tiles, int dhv_tiles) {
     unsigned unit = blockIdx.x;
@@ -49,7 +49,7 @@ struct StateUnit {
     index = static_cast<int>(unit % dims.segments);
     unit /= dims.segments;
     head = static_cast<int>(unit % dims.heads);
-    sequence = unit / dims.heads;
+    sequence = static_cast<int>(unit / dims.heads);
   }
 };
 
