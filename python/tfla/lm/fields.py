@@ -76,7 +76,7 @@ def from_dict(cls: type[_T], values: dict[str, Any]) -> _T:
     """The inverse of to_dict, also after a way through JSON, where tuples are lists."""
     chosen: Any = cls
     if hasattr(cls, "choose"):  # the values say which class it is
-        chosen, values = cls.choose(values)
+        chosen, values = chosen.choose(values)
     fields = dataclasses.fields(chosen)
     names = {field.name for field in fields}
     for name in values:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -75,6 +75,11 @@ class ModelConfig(metaclass=_ByKind):
     logit_soft_cap: Positive | None = option("of logits; none: no cap", 30.0)
     fuse: bool = option("one product for projections of the same input", False)
 
+    if TYPE_CHECKING:  # fields of the kind, besides those of every model
+
+        def __init__(self, layers: int, dim: int, heads: int, *fields: Any, **named: Any) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+
     def __post_init__(self) -> None:
         check_fields(self)
 
@@ -96,9 +101,9 @@ class ModelConfig(metaclass=_ByKind):
 
 def all_fields() -> dict[str, tuple[type[ModelConfig], dataclasses.Field]]:
     """The fields of all kinds by name, each with a class that has it."""
-    classes: Iterator[type[ModelConfig]] = (kind.config for kind in KINDS.values())
+    classes: list[type[ModelConfig]] = [ModelConfig, *(kind.config for kind in KINDS.values())]
     found: dict[str, tuple[type[ModelConfig], dataclasses.Field]] = {}
-    for cls in (ModelConfig, *classes):
+    for cls in classes:
         for field in dataclasses.fields(cls):
             found.setdefault(field.name, (cls, field))
     return found
