@@ -6,6 +6,7 @@ import torch
 import tfla
 from inputs import make_inputs, make_state
 from tfla import info
+from tfla._torch import operators
 from tfla.reference import BOUNDS, recurrence, relative_error
 
 
@@ -45,6 +46,17 @@ def test_values_and_gradients(dtype, layout):
     assert relative_error(last.n.cpu(), reference_last[1]) < max(GPU_BOUNDS[dtype][0], 1e-5)
     for name, x, y in zip("qkvif", mine, wanted, strict=True):
         assert relative_error(x.grad.cpu(), y.grad) < GPU_BOUNDS[dtype][1], name
+
+
+@pytest.mark.parametrize("tokens", [1, 63, 130])
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_size_of_kept_denominators(dtype, tokens):
+    """What torch.compile is told is what the plan says."""
+    given = make_inputs(2, tokens, 3, 32, 64, dtype=dtype).map(lambda x: x.cuda())
+    kept = operators.forward_with_denominators(*given)[1]
+    with torch._subclasses.FakeTensorMode() as mode:
+        fake = operators.forward_with_denominators(*(mode.from_tensor(x) for x in given))[1]
+    assert kept.shape == fake.shape and kept.dtype == fake.dtype
 
 
 def test_packed_and_slots():
