@@ -6,24 +6,19 @@
 
 namespace tfla::cuda::sm90::grad_qk {
 
-// The math warpgroups' end of the ring.
+// The math warpgroups' end of the ring. number: of the panel, counted over all tiles.
+__device__ __forceinline__ int first_slot(unsigned number) { return static_cast<int>(number % 2) * stage_slots; }
 template <class C>
-struct PanelRing {
-  unsigned memory;
-  unsigned panels = 0;  // before the next one
-
+__device__ __forceinline__ unsigned take(unsigned memory, unsigned number, Slot slot) {
   static_assert(Shared<C>::stages == 2);
-  __device__ __forceinline__ int first_slot() const { return static_cast<int>(panels % 2) * stage_slots; }
-  __device__ __forceinline__ unsigned take(Slot slot) const {
-    arch::wait(Barriers<C>{memory}.ring_full(first_slot() + slot), panels / 2 & 1);
-    return memory + Shared<C>::ring + (first_slot() + slot) * chunk_panel_bytes;
-  }
-  __device__ __forceinline__ void give_back(Slot slot) const {
-    if (arch::arrives(threadIdx.x % warp_threads == 0))
-      arch::arrive(Barriers<C>{memory}.ring_empty(first_slot() + slot));
-  }
-  __device__ __forceinline__ void advance() { ++panels; }
-};
+  arch::wait(Barriers<C>{memory}.ring_full(first_slot(number) + slot), number / 2 & 1);
+  return memory + Shared<C>::ring + (first_slot(number) + slot) * chunk_panel_bytes;
+}
+template <class C>
+__device__ __forceinline__ void give_back(unsigned memory, unsigned number, Slot slot) {
+  if (arch::arrives(threadIdx.x % warp_threads == 0))
+    arch::arrive(Barriers<C>{memory}.ring_empty(first_slot(number) + slot));
+}
 
 // The number of a tile, as it comes with the gate vectors.
 template <class C>

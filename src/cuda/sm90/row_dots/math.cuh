@@ -7,8 +7,8 @@
 namespace tfla::cuda::sm90::row_dots {
 
 using namespace grad;
-using grad_qk::Barriers, grad_qk::Shared, grad_qk::slot_C, grad_qk::slot_dh, grad_qk::slot_v, grad_qk::tile_columns,
-    grad_qk::tile_panels;
+using grad_qk::Barriers, grad_qk::Shared, grad_qk::Slot, grad_qk::slot_C, grad_qk::slot_dh, grad_qk::slot_v,
+    grad_qk::tile_columns, grad_qk::tile_panels;
 
 // Math warpgroup W owns keys and queries of token block W (see scores.cuh).
 template <class C, int W>
@@ -25,12 +25,14 @@ struct Math {
 
   const grad_qk::Work& work;
   unsigned memory;
-  grad_qk::PanelRing<C> ring;
-  unsigned parity = 0;  // of the tiles before this one
+  unsigned next_panel = 0;  // its number, counted over all tiles
+  unsigned parity = 0;      // of the tiles before this one
 
-  __device__ __forceinline__ Math(const grad_qk::Work& w, unsigned m) : work(w), memory(m), ring{m} {}
+  __device__ __forceinline__ Math(const grad_qk::Work& w, unsigned m) : work(w), memory(m) {}
 
   __device__ __forceinline__ Barriers<C> barriers() const { return {memory}; }
+  __device__ __forceinline__ unsigned take(Slot slot) const { return grad_qk::take<C>(memory, next_panel, slot); }
+  __device__ __forceinline__ void give_back(Slot slot) const { grad_qk::give_back<C>(memory, next_panel, slot); }
   // Sums over the keys of each of the eight math warps, for even and odd tiles: in the place that grad_qk has for dS.
   __device__ __forceinline__ unsigned partial(int warp) const {
     constexpr unsigned partial_bytes = chunk_tokens * 4;
@@ -40,22 +42,22 @@ struct Math {
   // dP = V dH^T, with keys in rows, and dQ = dH C^T.
   __device__ __forceinline__ void multiply(unsigned tile, Scores& dP, Sum& dQ) {
 #pragma unroll 1
-    for (int t = 0; t < work.dhv_panels; ++t, ring.advance()) {
-      const unsigned v = ring.take(slot_v), dh = ring.take(slot_dh);
+    for (int t = 0; t < work.dhv_panels; ++t, ++next_panel) {
+      const unsigned v = take(slot_v), dh = take(slot_dh);
       arch::products_begin();
       multiply_panel<T>(dP, v, own, dh, query_rows, true);
       arch::products_commit();
-      const unsigned state = ring.take(slot_C);
+      const unsigned state = take(slot_C);
       arch::products_begin();
       multiply_panel<T>(dQ, dh, own, state, 0, true);
       arch::products_commit();
       arch::products_wait<1>();
-      ring.give_back(slot_v);
+      give_back(slot_v);
       arch::products_wait<0>();
       arch::pin(dP);
       arch::pin(dQ);
-      ring.give_back(slot_dh);
-      ring.give_back(slot_C);
+      give_back(slot_dh);
+      give_back(slot_C);
       if constexpr (C::scaled) rescale(tile, dQ, t);
     }
   }
