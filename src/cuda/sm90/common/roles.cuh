@@ -23,32 +23,26 @@ __device__ __forceinline__ void begin_kernel(const InitBarriers& init_barriers) 
   arch::let_next_kernel_start();
 }
 
-// Roles are functions of the kernel's tensor maps, its work and the address of its shared memory. They are template
-// arguments and not lambdas: the compiler keeps what lambdas capture by reference in memory for longer, and then orders
-// instructions otherwise.
-
-// What a warpgroup does, and how many registers each of its threads has for it.
-template <int Registers, auto Function>
-struct Role {
-  static constexpr int registers = Registers;
-  static constexpr auto run = Function;
-};
-// Every warpgroup of a CTA takes the role of its number. The first one loads and stores: it gives registers back. The
-// two math warpgroups take them.
-template <class LoadStore, class Math0, class Math1, class Maps, class Work>
+// The roles of a CTA with three warpgroups. The first one loads and stores: it gives registers back. The two math
+// warpgroups take them: Math0 and Math1 are structs that are made of the kernel's work and the address of its shared
+// memory, have `run`, and say how many `registers` a thread takes.
+//
+// Roles are template arguments and not lambdas: the compiler keeps what lambdas capture by reference in memory for
+// longer, and then orders instructions otherwise.
+template <int LoadRegisters, auto LoadStore, class Math0, class Math1, class Maps, class Work>
 __device__ __forceinline__ void run_roles(const Maps& maps, const Work& work, unsigned memory) {
   switch (static_cast<std::uint8_t>(threadIdx.x / warpgroup_threads)) {
     case 0:
-      arch::fewer_registers<LoadStore::registers>();
-      LoadStore::run(maps, work, memory);
+      arch::fewer_registers<LoadRegisters>();
+      LoadStore(maps, work, memory);
       break;
     case 1:
       arch::more_registers<Math0::registers>();
-      Math0::run(maps, work, memory);
+      Math0(work, memory).run();
       break;
     case 2:
       arch::more_registers<Math1::registers>();
-      Math1::run(maps, work, memory);
+      Math1(work, memory).run();
       break;
     default: break;
   }

@@ -25,6 +25,7 @@ __device__ __forceinline__ void add_outer(float (&sum)[R], float2 by, const floa
 // ones for v, deta for dh and dn for dC.
 template <class C, int W>
 struct Math {
+  static constexpr int registers = C::math_registers[W];
   using T = typename C::T;
   using S = Shared<C>;
   using Gates = typename S::Gates;
@@ -45,15 +46,15 @@ struct Math {
 
   const Work& work;
   unsigned memory;
-  unsigned next_panel = 0;  // its number, counted over all tiles
-  unsigned parity = 0;      // of the tiles before this one
-  float trace = 0;          // of the tile: this thread's share of <C, dC>
+  float trace = 0;  // of the tile: this thread's share of <C, dC>
+  PanelRing<C> ring;
+  unsigned parity = 0;  // of the tiles before this one
 
   __device__ __forceinline__ Math(const Work& w, unsigned m) : work(w), memory(m) {}
 
   __device__ __forceinline__ Barriers<C> barriers() const { return {memory}; }
-  __device__ __forceinline__ unsigned take(Slot slot) const { return grad_qk::take<C>(memory, next_panel, slot); }
-  __device__ __forceinline__ void give_back(Slot slot) const { grad_qk::give_back<C>(memory, next_panel, slot); }
+  __device__ __forceinline__ unsigned take(Slot slot) const { return ring.take(memory, slot); }
+  __device__ __forceinline__ void give_back(Slot slot) const { ring.give_back(memory, slot); }
   __device__ __forceinline__ unsigned q() const { return memory + S::q; }
   __device__ __forceinline__ unsigned k() const { return memory + S::k; }
   __device__ __forceinline__ unsigned ds(int query_block) const {
@@ -88,7 +89,7 @@ struct Math {
     arch::pin(sums.dQ);
     give_back(slot_dh);
     give_back(slot_C);
-    ++next_panel;
+    ring.advance();
   }
   // float16: see `rescaling`.
   __device__ __forceinline__ void rescale(Sums& sums, unsigned tile, int from, int to) {

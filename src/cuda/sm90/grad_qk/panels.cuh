@@ -6,19 +6,23 @@
 
 namespace tfla::cuda::sm90::grad_qk {
 
-// The math warpgroups' end of the ring. number: of the panel, counted over all tiles.
-__device__ __forceinline__ int first_slot(unsigned number) { return static_cast<int>(number % 2) * stage_slots; }
+// The math warpgroups' end of the ring.
 template <class C>
-__device__ __forceinline__ unsigned take(unsigned memory, unsigned number, Slot slot) {
+struct PanelRing {
   static_assert(Shared<C>::stages == 2);
-  arch::wait(Barriers<C>{memory}.ring_full(first_slot(number) + slot), number / 2 & 1);
-  return memory + Shared<C>::ring + (first_slot(number) + slot) * chunk_panel_bytes;
-}
-template <class C>
-__device__ __forceinline__ void give_back(unsigned memory, unsigned number, Slot slot) {
-  if (arch::arrives(threadIdx.x % warp_threads == 0))
-    arch::arrive(Barriers<C>{memory}.ring_empty(first_slot(number) + slot));
-}
+  unsigned panels = 0;  // before the next one, in all tiles
+
+  __device__ __forceinline__ int first_slot() const { return static_cast<int>(panels % 2) * stage_slots; }
+  __device__ __forceinline__ unsigned take(unsigned memory, Slot slot) const {
+    arch::wait(Barriers<C>{memory}.ring_full(first_slot() + slot), panels / 2 & 1);
+    return memory + Shared<C>::ring + (first_slot() + slot) * chunk_panel_bytes;
+  }
+  __device__ __forceinline__ void give_back(unsigned memory, Slot slot) const {
+    if (arch::arrives(threadIdx.x % warp_threads == 0))
+      arch::arrive(Barriers<C>{memory}.ring_empty(first_slot() + slot));
+  }
+  __device__ __forceinline__ void advance() { ++panels; }
+};
 
 // The number of a tile, as it comes with the gate vectors.
 template <class C>

@@ -31,10 +31,6 @@ __device__ __forceinline__ void load_and_store(const Maps& maps, const Work& wor
   run_warps<OneThread<load_tensors<C>>, OneThread<store_results<C>>, WholeWarp<load_gate_vectors<C>>>(maps, work,
                                                                                                       memory);
 }
-template <class C, int W>
-__device__ __forceinline__ void math(const Maps& /*maps*/, const Work& work, unsigned memory) {
-  Math<C, W>(work, memory).run();
-}
 
 template <class C>
 __global__ void __launch_bounds__(C::threads, C::ctas)
@@ -44,8 +40,7 @@ __global__ void __launch_bounds__(C::threads, C::ctas)
   const unsigned memory = arch::shared_address(shared);
   begin_kernel([&] { Barriers{memory}.init<C>(); });
   if (!has_tiles<C::packed>(work)) return;
-  run_roles<Role<C::load_registers, load_and_store<C>>, Role<C::math_registers[0], math<C, 0>>,
-            Role<C::math_registers[1], math<C, 1>>>(maps, work, memory);
+  run_roles<C::load_registers, load_and_store<C>, Math<C, 0>, Math<C, 1>>(maps, work, memory);
 #endif
 }
 

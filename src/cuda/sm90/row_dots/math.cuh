@@ -13,6 +13,7 @@ using grad_qk::Barriers, grad_qk::Shared, grad_qk::Slot, grad_qk::slot_C, grad_q
 // Math warpgroup W owns keys and queries of token block W (see scores.cuh).
 template <class C, int W>
 struct Math {
+  static constexpr int registers = C::math_registers[W];
   using T = typename C::T;
   using S = Shared<C>;
   using Gates = typename S::Gates;
@@ -25,14 +26,14 @@ struct Math {
 
   const grad_qk::Work& work;
   unsigned memory;
-  unsigned next_panel = 0;  // its number, counted over all tiles
-  unsigned parity = 0;      // of the tiles before this one
+  grad_qk::PanelRing<C> ring;
+  unsigned parity = 0;  // of the tiles before this one
 
   __device__ __forceinline__ Math(const grad_qk::Work& w, unsigned m) : work(w), memory(m) {}
 
   __device__ __forceinline__ Barriers<C> barriers() const { return {memory}; }
-  __device__ __forceinline__ unsigned take(Slot slot) const { return grad_qk::take<C>(memory, next_panel, slot); }
-  __device__ __forceinline__ void give_back(Slot slot) const { grad_qk::give_back<C>(memory, next_panel, slot); }
+  __device__ __forceinline__ unsigned take(Slot slot) const { return ring.take(memory, slot); }
+  __device__ __forceinline__ void give_back(Slot slot) const { ring.give_back(memory, slot); }
   // Sums over the keys of each of the eight math warps, for even and odd tiles: in the place that grad_qk has for dS.
   __device__ __forceinline__ unsigned partial(int warp) const {
     constexpr unsigned partial_bytes = chunk_tokens * 4;
@@ -42,7 +43,7 @@ struct Math {
   // dP = V dH^T, with keys in rows, and dQ = dH C^T.
   __device__ __forceinline__ void multiply(unsigned tile, Scores& dP, Sum& dQ) {
 #pragma unroll 1
-    for (int t = 0; t < work.dhv_panels; ++t, ++next_panel) {
+    for (int t = 0; t < work.dhv_panels; ++t, ring.advance()) {
       const unsigned v = take(slot_v), dh = take(slot_dh);
       arch::products_begin();
       multiply_panel<T>(dP, v, own, dh, query_rows, true);
