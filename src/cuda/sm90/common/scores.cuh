@@ -33,7 +33,8 @@ struct ChunkLane {
     const unsigned lane = thread % warp_threads, warp = thread / warp_threads;
     row = static_cast<int>(W * token_block + warp * 16 + lane / 4);
     pair = static_cast<int>(lane % 4 * 2);
-    leads = arch::arrives(lane == 0);
+    leads = lane == 0;
+    if constexpr (arch::for_racecheck) leads = true;
     leads_but_first = leads && (W != 0 || warp != 0);
     panel_row = (warp * 16 + lane % 16) * panel_row_bytes + ((lane / 16 ^ lane % 8) << 4);
     chunk_panel_row = W * panel_bytes + panel_row;

@@ -87,4 +87,12 @@ struct ColumnGates {
   }
 };
 
+// One warp: gate vectors.
+template <class C>
+__device__ __forceinline__ void load_gate_vectors(const MapsOf<C>& /*maps*/, const Work& work, unsigned memory) {
+  const Barriers<C> barriers{memory};
+  load_gates<C, typename Shared<C>::Gates>(work, memory, barriers.gates_full(), barriers.gates_empty(),
+                                           ColumnGates<C>{work});
+}
+
 }  // namespace tfla::cuda::sm90::grad_qk

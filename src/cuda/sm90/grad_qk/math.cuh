@@ -25,6 +25,7 @@ __device__ __forceinline__ void add_outer(float (&sum)[R], float2 by, const floa
 // ones for v, deta for dh and dn for dC.
 template <class C, int W>
 struct Math {
+  static constexpr int registers = C::math_registers[W];
   using T = typename C::T;
   using S = Shared<C>;
   using Gates = typename S::Gates;
@@ -45,13 +46,15 @@ struct Math {
 
   const Work& work;
   unsigned memory;
+  float trace = 0;  // of the tile: this thread's share of <C, dC>
   PanelRing<C> ring;
   unsigned parity = 0;  // of the tiles before this one
-  Trace<C> trace;
 
-  __device__ __forceinline__ Math(const Work& w, unsigned m) : work(w), memory(m), ring{m} {}
+  __device__ __forceinline__ Math(const Work& w, unsigned m) : work(w), memory(m) {}
 
   __device__ __forceinline__ Barriers<C> barriers() const { return {memory}; }
+  __device__ __forceinline__ unsigned take(Slot slot) const { return ring.take(memory, slot); }
+  __device__ __forceinline__ void give_back(Slot slot) const { ring.give_back(memory, slot); }
   __device__ __forceinline__ unsigned q() const { return memory + S::q; }
   __device__ __forceinline__ unsigned k() const { return memory + S::k; }
   __device__ __forceinline__ unsigned ds(int query_block) const {
@@ -60,32 +63,32 @@ struct Math {
 
   // dP += V dH^T, dK += V dC^T and dQ += dH C^T over the next panel, as three batches in flight in this order.
   __device__ __forceinline__ void begin_panel(Sums& sums) {
-    const unsigned v = ring.take(slot_v), dh = ring.take(slot_dh);
+    const unsigned v = take(slot_v), dh = take(slot_dh);
     arch::products_begin();
     multiply_panel<T>(sums.dP, v, own, dh, query_rows, true);
     arch::products_commit();
-    const unsigned dC = ring.take(slot_dC);
+    const unsigned dC = take(slot_dC);
     arch::products_begin();
     multiply_panel<T>(sums.dK, v, own, dC, 0, true);
     arch::products_commit();
-    const unsigned state = ring.take(slot_C);
+    const unsigned state = take(slot_C);
     arch::products_begin();
     multiply_panel<T>(sums.dQ, dh, own, state, 0, true);
     arch::products_commit();
     if constexpr (W == 1) {
-      if (work.traces != nullptr) trace.add_panel(dC + threadIdx.x % warpgroup_threads * 16);
+      if (work.traces != nullptr) add_trace<C>(trace, dC + threadIdx.x % warpgroup_threads * 16);
     }
   }
   // Waits for dK and dQ, and gives back what the panel's products read.
   __device__ __forceinline__ void finish_panel(Sums& sums) {
     arch::products_wait<1>();
-    ring.give_back(slot_v);
-    ring.give_back(slot_dC);
+    give_back(slot_v);
+    give_back(slot_dC);
     arch::products_wait<0>();
     arch::pin(sums.dK);
     arch::pin(sums.dQ);
-    ring.give_back(slot_dh);
-    ring.give_back(slot_C);
+    give_back(slot_dh);
+    give_back(slot_C);
     ring.advance();
   }
   // float16: see `rescaling`.
@@ -94,7 +97,7 @@ struct Math {
     const float2 of_dC = by(work.chunks.inverse_scale_dC), of_C = by(work.chunks.inverse_scale_C);
     scale_rows(sums.dK, of_dC);
     scale_rows(sums.dQ, of_C);
-    trace.sum *= of_dC.x * of_C.x;
+    trace *= of_dC.x * of_C.x;
   }
 
   // dP += deta of its query.
@@ -205,7 +208,7 @@ struct Math {
     const ChunkLane<W> my;
     if constexpr (is_told) tile = tile_from_gates<C>(memory);
     if constexpr (W == 1) {
-      if (work.traces != nullptr) trace.store(work, memory, tile);
+      if (work.traces != nullptr) store_trace<C>(trace, work, memory, tile);
     }
     const TileInfo info = finish_first_terms(tile, dQ, dK);
     arch::wait(barriers().k_full(), parity);

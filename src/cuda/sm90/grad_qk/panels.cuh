@@ -9,16 +9,15 @@ namespace tfla::cuda::sm90::grad_qk {
 // The math warpgroups' end of the ring.
 template <class C>
 struct PanelRing {
-  unsigned memory;
-  unsigned panels = 0;  // before the next one
-
   static_assert(Shared<C>::stages == 2);
+  unsigned panels = 0;  // before the next one, in all tiles
+
   __device__ __forceinline__ int first_slot() const { return static_cast<int>(panels % 2) * stage_slots; }
-  __device__ __forceinline__ unsigned take(Slot slot) const {
+  __device__ __forceinline__ unsigned take(unsigned memory, Slot slot) const {
     arch::wait(Barriers<C>{memory}.ring_full(first_slot() + slot), panels / 2 & 1);
     return memory + Shared<C>::ring + (first_slot() + slot) * chunk_panel_bytes;
   }
-  __device__ __forceinline__ void give_back(Slot slot) const {
+  __device__ __forceinline__ void give_back(unsigned memory, Slot slot) const {
     if (arch::arrives(threadIdx.x % warp_threads == 0))
       arch::arrive(Barriers<C>{memory}.ring_empty(first_slot() + slot));
   }

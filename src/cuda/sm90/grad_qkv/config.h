@@ -18,7 +18,7 @@ struct Config : ConfigBase<Type, O.packed> {
   static constexpr bool state_scales_in_gates = needs_scale16<Type>;  // C and dC are one tile each
 
   // Per thread; 504 in all, what 384 threads at 168 own.
-  static constexpr int load_registers = 24, math_registers = 240;
+  static constexpr int load_registers = 24, math_registers[2] = {240, 240};
 };
 
 // The largest heads: dK, dQ and scores of 64 tokens fill the registers, Q, K and dH of a chunk the shared memory.

@@ -85,4 +85,11 @@ __device__ __forceinline__ void load_resident(const MapsOf<C>& maps, const Work&
   });
 }
 
+// One warp: gate vectors.
+template <class C>
+__device__ __forceinline__ void load_gate_vectors(const MapsOf<C>& /*maps*/, const Work& work, unsigned memory) {
+  const Barriers<C> barriers{memory};
+  load_gates<C, typename Shared<C>::Gates>(work, memory, barriers.gates_full(), barriers.gates_empty());
+}
+
 }  // namespace tfla::cuda::sm90::grad_qkv

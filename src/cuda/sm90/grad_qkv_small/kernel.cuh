@@ -27,23 +27,20 @@
 namespace tfla::cuda::sm90::grad_qkv_small {
 
 template <class C>
+__device__ __forceinline__ void load_and_store(const Maps& maps, const Work& work, unsigned memory) {
+  run_warps<OneThread<load_tensors<C>>, OneThread<store_results<C>>, WholeWarp<load_gate_vectors<C>>>(maps, work,
+                                                                                                      memory);
+}
+
+template <class C>
 __global__ void __launch_bounds__(C::threads, C::ctas)
     grad_qkv_small_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Work work) {
 #if __CUDA_ARCH__ == 900
   extern __shared__ __align__(panel_alignment) unsigned char shared[];
   const unsigned memory = arch::shared_address(shared);
-  const Barriers barriers{memory};
-  begin_kernel([&] { barriers.init<C>(); });
+  begin_kernel([&] { Barriers{memory}.init<C>(); });
   if (!has_tiles<C::packed>(work)) return;
-  run_roles(role<C::load_registers>([&] {
-              run_warps(one_thread([&] { load_tensors<C>(maps, work, memory); }),
-                        one_thread([&] { store_results<C>(maps, work, memory); }), whole_warp([&] {
-                          load_gates<C, Shared::Gates>(work, memory, barriers.full(Barriers::gates),
-                                                       barriers.staged(Barriers::dv));
-                        }));
-            }),
-            role<C::math_registers[0]>([&] { Math<C, 0>(work, memory).run(); }),
-            role<C::math_registers[1]>([&] { Math<C, 1>(work, memory).run(); }));
+  run_roles<C::load_registers, load_and_store<C>, Math<C, 0>, Math<C, 1>>(maps, work, memory);
 #endif
 }
 

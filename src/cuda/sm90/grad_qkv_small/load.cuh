@@ -35,4 +35,11 @@ __device__ __forceinline__ void load_tensors(const Maps& maps, const Work& work,
   });
 }
 
+// One warp: gate vectors.
+template <class C>
+__device__ __forceinline__ void load_gate_vectors(const Maps& /*maps*/, const Work& work, unsigned memory) {
+  const Barriers barriers{memory};
+  load_gates<C, Shared::Gates>(work, memory, barriers.full(Barriers::gates), barriers.staged(Barriers::dv));
+}
+
 }  // namespace tfla::cuda::sm90::grad_qkv_small

@@ -9,6 +9,7 @@ namespace tfla::cuda::sm90::grad_qkv_small {
 // Math warpgroup W owns keys and queries of token block W (see scores.cuh).
 template <class C, int W>
 struct Math {
+  static constexpr int registers = C::math_registers[W];
   using T = typename C::T;
   using B = Barriers;
   using Gates = Shared::Gates;

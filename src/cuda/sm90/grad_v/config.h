@@ -17,7 +17,7 @@ struct Config : ConfigBase<Type, O.packed> {
   static constexpr int panels = O.panels;
 
   // Per thread; 504 in all, what 384 threads at 168 own.
-  static constexpr int load_registers = 24, math_registers = 240;
+  static constexpr int load_registers = 24, math_registers[2] = {240, 240};
 };
 
 inline constexpr int most_panels = 4;  // dV of 64 keys and their scores fill the registers

@@ -45,4 +45,11 @@ __device__ __forceinline__ void load_ring(const MapsOf<C>& maps, const Work& wor
   });
 }
 
+// One warp: gate vectors.
+template <class C>
+__device__ __forceinline__ void load_gate_vectors(const MapsOf<C>& /*maps*/, const Work& work, unsigned memory) {
+  const Barriers barriers{memory};
+  load_gates<C, Shared::Gates>(work, memory, barriers.gates_full(), barriers.gates_empty());
+}
+
 }  // namespace tfla::cuda::sm90::grad_v

@@ -10,6 +10,7 @@ namespace tfla::cuda::sm90::grad_v {
 // Math warpgroup W owns keys of token block W (see scores.cuh).
 template <class C, int W>
 struct Math {
+  static constexpr int registers = C::math_registers[W];
   using T = typename C::T;
   using Gates = Shared::Gates;
   static constexpr int queries = chunk_tokens - W * token_block;  // that see its keys

@@ -15,7 +15,7 @@ struct Config : grad::ConfigBase<Type, O.packed> {
   static constexpr bool dots_only = true;  // without dC, and nothing is stored but dots
 
   // Per thread; 504 in all, what 384 threads at 168 own.
-  static constexpr int load_registers = 24, math_registers = 240;
+  static constexpr int load_registers = 24, math_registers[2] = {240, 240};
 };
 
 }  // namespace tfla::cuda::sm90::row_dots

@@ -26,25 +26,20 @@ namespace tfla::cuda::sm90::row_dots {
 using grad_qk::MapsOf, grad_qk::Work;
 
 template <class C>
+__device__ __forceinline__ void load_and_store(const MapsOf<C>& maps, const Work& work, unsigned memory) {
+  run_warps<OneThread<grad_qk::load_panels<C>>, OneThread<grad_qk::load_resident<C>>, Idle,
+            WholeWarp<grad_qk::load_gate_vectors<C>>>(maps, work, memory);
+}
+
+template <class C>
 __global__ void __launch_bounds__(C::threads, 1)
     row_dots_kernel(const __grid_constant__ MapsOf<C> maps, const __grid_constant__ Work work) {
 #if __CUDA_ARCH__ == 900
   extern __shared__ __align__(panel_alignment) unsigned char shared[];
   const unsigned memory = arch::shared_address(shared);
-  const Barriers<C> barriers{memory};
-  begin_kernel([&] { barriers.init(); });
+  begin_kernel([&] { Barriers<C>{memory}.init(); });
   if (!has_tiles<C::packed>(work)) return;
-  run_roles(role<C::load_registers>([&] {
-              run_warps(one_thread([&] { grad_qk::load_panels<C>(maps, work, memory); }),
-                        one_thread([&] { grad_qk::load_resident<C>(maps, work, memory); }), one_thread([] {}),
-                        whole_warp([&] {
-                          load_gates<C, typename Shared<C>::Gates>(work, memory, barriers.gates_full(),
-                                                                   barriers.gates_empty(),
-                                                                   grad_qk::ColumnGates<C>{work});
-                        }));
-            }),
-            role<C::math_registers>([&] { Math<C, 0>(work, memory).run(); }),
-            role<C::math_registers>([&] { Math<C, 1>(work, memory).run(); }));
+  run_roles<C::load_registers, load_and_store<C>, Math<C, 0>, Math<C, 1>>(maps, work, memory);
 #endif
 }
 

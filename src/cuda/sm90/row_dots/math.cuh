@@ -7,12 +7,13 @@
 namespace tfla::cuda::sm90::row_dots {
 
 using namespace grad;
-using grad_qk::Barriers, grad_qk::Shared, grad_qk::slot_C, grad_qk::slot_dh, grad_qk::slot_v, grad_qk::tile_columns,
-    grad_qk::tile_panels;
+using grad_qk::Barriers, grad_qk::Shared, grad_qk::Slot, grad_qk::slot_C, grad_qk::slot_dh, grad_qk::slot_v,
+    grad_qk::tile_columns, grad_qk::tile_panels;
 
 // Math warpgroup W owns keys and queries of token block W (see scores.cuh).
 template <class C, int W>
 struct Math {
+  static constexpr int registers = C::math_registers[W];
   using T = typename C::T;
   using S = Shared<C>;
   using Gates = typename S::Gates;
@@ -28,9 +29,11 @@ struct Math {
   grad_qk::PanelRing<C> ring;
   unsigned parity = 0;  // of the tiles before this one
 
-  __device__ __forceinline__ Math(const grad_qk::Work& w, unsigned m) : work(w), memory(m), ring{m} {}
+  __device__ __forceinline__ Math(const grad_qk::Work& w, unsigned m) : work(w), memory(m) {}
 
   __device__ __forceinline__ Barriers<C> barriers() const { return {memory}; }
+  __device__ __forceinline__ unsigned take(Slot slot) const { return ring.take(memory, slot); }
+  __device__ __forceinline__ void give_back(Slot slot) const { ring.give_back(memory, slot); }
   // Sums over the keys of each of the eight math warps, for even and odd tiles: in the place that grad_qk has for dS.
   __device__ __forceinline__ unsigned partial(int warp) const {
     constexpr unsigned partial_bytes = chunk_tokens * 4;
@@ -41,21 +44,21 @@ struct Math {
   __device__ __forceinline__ void multiply(unsigned tile, Scores& dP, Sum& dQ) {
 #pragma unroll 1
     for (int t = 0; t < work.dhv_panels; ++t, ring.advance()) {
-      const unsigned v = ring.take(slot_v), dh = ring.take(slot_dh);
+      const unsigned v = take(slot_v), dh = take(slot_dh);
       arch::products_begin();
       multiply_panel<T>(dP, v, own, dh, query_rows, true);
       arch::products_commit();
-      const unsigned state = ring.take(slot_C);
+      const unsigned state = take(slot_C);
       arch::products_begin();
       multiply_panel<T>(dQ, dh, own, state, 0, true);
       arch::products_commit();
       arch::products_wait<1>();
-      ring.give_back(slot_v);
+      give_back(slot_v);
       arch::products_wait<0>();
       arch::pin(dP);
       arch::pin(dQ);
-      ring.give_back(slot_dh);
-      ring.give_back(slot_C);
+      give_back(slot_dh);
+      give_back(slot_C);
       if constexpr (C::scaled) rescale(tile, dQ, t);
     }
   }
