@@ -267,6 +267,19 @@ Call<typename Config<T>::Real> kept_call(const MlstmBackward& args, const Plan& 
   return call;
 }
 
+// dQ, dK and dV without gradients of n.
+template <class T>
+void launch_sm90_gradients(const Call<float>& call, cudaStream_t stream) {
+  using sm90::GradKernels;
+  switch (sm90::choose(std::is_same_v<T, __half>, call.dims.dqk, call.dims.dhv)) {
+    case GradKernels::grad_qkv_small: return sm90::launch_grad_qkv_small(call, stream);
+    case GradKernels::grad_qkv: return sm90::launch_grad_qkv<T>(call, stream);
+    case GradKernels::grad_v_and_grad_qk:
+      sm90::launch_grad_v<T>(call, stream);
+      return sm90::launch_grad_qk<T>(call, stream);
+  }
+}
+
 // first_head: of those in args, among the heads of which something was kept.
 template <class T>
 void backward_as(const MlstmBackward& args, const Plan& plan, const Call<typename Config<T>::Real>& kept,
@@ -325,7 +338,7 @@ void backward_as(const MlstmBackward& args, const Plan& plan, const Call<typenam
         call.sums.through_parts = call.sums.trace_parts;
       } else {
         call.sums.traces = nullptr;  // nobody asks for them
-        sm90::launch_grad_qkv<T>(call, stream);
+        launch_sm90_gradients<T>(call, stream);
       }
     }
   }

@@ -47,14 +47,18 @@ template <class T>
 void launch_forward(const Call<float>& call, cudaStream_t stream);
 void launch_forward_dqk512(const Call<float>& call, cudaStream_t stream);
 
-// dQ, dK, dV and the row sums that launch_grad_gates reads, in chunks of 128 tokens. Wide heads take two kernels.
+// dQ, dK, dV and the row sums that launch_grad_gates reads, in chunks of 128 tokens.
 [[nodiscard]] bool takes_grad_qkv(const Call<float>& call);
+// Which kernels make them, where there are no gradients of n.
+enum class GradKernels : std::uint8_t { grad_qkv_small, grad_qkv, grad_v_and_grad_qk };
+[[nodiscard]] GradKernels choose(bool float16, std::int64_t dqk, std::int64_t dhv);
 [[nodiscard]] bool splits_grad_qkv(std::int64_t dqk, std::int64_t dhv);
+// All of them, of heads of dqk to 128 and dhv to 256.
 template <class T>
 void launch_grad_qkv(const Call<float>& call, cudaStream_t stream);
-// The same of heads of dqk and dhv to 64, in bfloat16.
+// All of them, of heads of dqk and dhv to 64, in bfloat16.
 void launch_grad_qkv_small(const Call<float>& call, cudaStream_t stream);
-// dQ, dK and the row sums of heads of any width. With call.sums.traces also <C, dC> of every chunk, in trace_parts
+// dQ, dK and the row sums, of heads of any size. With call.sums.traces also <C, dC> of every chunk, in trace_parts
 // parts.
 [[nodiscard]] int trace_parts(int dqk);
 template <class T>
@@ -65,14 +69,14 @@ void launch_grad_qk_norm(const Call<float>& call, cudaStream_t stream);
 // In place of launch_grad_states, but for <C, dC>, and of launch_grad_v.
 [[nodiscard]] bool takes_grad_states_v(std::int64_t dqk, std::int64_t dhv);
 void launch_grad_states_v(const Call<float>& call, cudaStream_t stream);
-// dV of wide heads.
+// dV, of heads of any size.
 template <class T>
 void launch_grad_v(const Call<float>& call, cudaStream_t stream);
-// Gradients of n, for launch_grad_qk_norm: the exact one of the normalizer, or one of the last state. deta, dn at
-// the ends of chunks, and dn0. After launch_grad_states or launch_grad_states_v, which know of none.
+// Gradients of n, for launch_grad_qk_norm: the exact one of the normalizer, or one of the last state. Makes deta, dn at
+// the ends of chunks, and dn0. Runs after launch_grad_states or launch_grad_states_v, which do not make them.
 template <class T>
 void launch_grad_n(const Call<float>& call, cudaStream_t stream);
-// dh.h of every token to row_sums, in parts of 128 columns of dqk.
+// dh.h of every token to row_sums, in parts of 128 columns of dqk; launch_grad_n launches it.
 template <class T>
 void launch_row_dots(const Call<float>& call, cudaStream_t stream);
 

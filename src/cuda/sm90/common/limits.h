@@ -16,7 +16,7 @@ inline constexpr int chunk_tokens = 2 * token_block;
 inline constexpr int panel = 64;  // columns
 inline constexpr int panel_row_bytes = 2 * panel;
 inline constexpr int panel_bytes = token_block * panel_row_bytes;
-inline constexpr int chunk_panel_bytes = chunk_tokens * panel_row_bytes;
+inline constexpr unsigned chunk_panel_bytes = chunk_tokens * panel_row_bytes;
 inline constexpr int panel_alignment = 1024;  // of panels in shared memory: eight rows, after which the swizzle repeats
 
 // Shared memory of compute capability 9.0: of one CTA, and of a multiprocessor, which keeps some for each of its CTAs.

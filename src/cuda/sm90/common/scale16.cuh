@@ -1,7 +1,8 @@
-// float16 has the digits that operands of tensor cores need, but not the range. Whatever is rounded to it on the chip
-// is multiplied by a power of two first, which brings the largest of a tile to the upper end, and what comes of it is
-// divided by that again where it is multiplied by something anyway. Lifts are found from the numbers themselves, not
-// from bounds: those would take a pass over K and V of their own. bfloat16 has the range, and no code for this.
+// Scales of float16 operands. float16 has the digits that operands of tensor cores need, but not the range. Before a
+// kernel rounds a tile to float16, it multiplies it by a power of two, the tile's scale16, which brings the largest
+// number near the upper end of the range. The inverse goes into a factor that the product is multiplied by anyway.
+// Scales are computed from the numbers themselves: bounds would take another pass over K and V. bfloat16 has the range
+// of float32; its kernels are compiled without any of this.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,13 +12,15 @@
 
 #include "cuda/arch/barrier.cuh"
 #include "cuda/arch/shared.cuh"
+#include "cuda/sm90/common/limits.h"
 
 namespace tfla::cuda::sm90 {
 
 template <class T>
 inline constexpr bool needs_scale16 = std::is_same_v<T, __half>;
 
-// Where the largest number goes: to [2^top, 2^(top + 1)). Numbers that are added up afterwards have more room above.
+// The scale brings the largest number to [2^top, 2^(top + 1)). Numbers that are added up afterwards have more room
+// above.
 inline constexpr int top_of_states = 14, top_of_scores = 13, top_of_weights = -1, top_of_norms = 12;
 
 // 2^exponent, for exponents from -126 to 127, and 1 / 2^exponent.
@@ -36,13 +39,13 @@ __device__ __forceinline__ float scale16_to(float largest, int top, int least, i
   return power_of_two(exponent_to(largest, top, least, most));
 }
 
-// Weights of 64 tokens: their lift, the same in all threads. Each lane of a quad sees a quarter of them. weight(t): of
-// tokens t and t + 1.
+// The scale16 of the weights of a token block, the same in all threads. Each lane of a quad reads a quarter of them.
+// weight(t): the weights of tokens t and t + 1.
 template <class Weight>
 __device__ __forceinline__ float scale16_of_weights(int pair, const Weight& weight) {
   float largest = 0;
 #pragma unroll
-  for (int t = 0; t < 64; t += 8) {
+  for (int t = 0; t < token_block; t += 8) {
     const float2 w = weight(t + pair);
     largest = fmaxf(largest, fmaxf(fabsf(w.x), fabsf(w.y)));
   }
@@ -51,15 +54,16 @@ __device__ __forceinline__ float scale16_of_weights(int pair, const Weight& weig
   return scale16_to(largest, top_of_weights, -60, 60);
 }
 
-// What a rounded state has been multiplied by, if what it was rounded from had a lift itself: such that 1 / (both) is a
-// normal number.
-__device__ __forceinline__ float scale16_of_state(float largest, float lift, int top = top_of_states) {
-  const int before = exponent_of(lift);
+// The scale16 of a state whose numbers carry a factor `scale` already: `largest` is with it. Limited such that
+// 1 / (scale * result) is a normal number.
+__device__ __forceinline__ float scale16_of_state(float largest, float scale, int top = top_of_states) {
+  const int before = exponent_of(scale);
   return power_of_two(max(exponent_to(largest, top, -100, 64), -126 - before));
 }
 
-// The largest of as many numbers over `Warps` warps, which all call this. places: two for every warp, 4 bytes for each
-// number, in shared memory; turn: 0 or 1, in turn. barrier: a named one.
+// The largest number, or the two largest numbers, that `Warps` warps have, all of which call this. places: in shared
+// memory, for every warp two places of as many numbers; turn: 0 or 1, the other one at every call. barrier: a named
+// one.
 __device__ __forceinline__ float largest_of_warp(float x) {
   return __uint_as_float(__reduce_max_sync(0xFFFFFFFFU, __float_as_uint(x)));
 }

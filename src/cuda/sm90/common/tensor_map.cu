@@ -69,7 +69,8 @@ CUtensorMap token_map(const Call<float>& call, const Strided& rows, std::int64_t
                 box);
 }
 
-// The first eight numbers of q, and not the first panel of the first token: nobody asks for that.
+// Zeros but for the first eight numbers of q, in the first panel of the first token: boxes outside of a tensor are
+// never there.
 CUtensorMap nothing_map(const Call<float>& call, int box_tokens) {
   constexpr cuuint64_t sizes[4] = {8, 1, 1, 1}, strides[3] = {16, 16, 16};
   const cuuint32_t box[4] = {panel, static_cast<cuuint32_t>(box_tokens), 1, 1};

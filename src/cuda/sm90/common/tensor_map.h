@@ -10,8 +10,8 @@
 
 namespace tfla::cuda::sm90 {
 
-// Whether boxes of `rows` can be copied: 16-byte steps between rows, heads and batches, below 2^40 bytes.
-// packed_tokens: of packed sequences, whose map begins that many rows before the tensor; 0: a dense batch.
+// Whether boxes of `rows` can be copied: steps between rows, heads and batches are multiples of 16 bytes below 2^40.
+// packed_tokens: tokens of packed sequences, whose map begins that many rows before the tensor; 0: a dense batch.
 [[nodiscard]] bool has_map(const Strided& rows, std::int64_t packed_tokens);
 
 // A [B,T,H,D] tensor of 16-bit numbers as (column, token, head, batch) in boxes of 64 columns by box_tokens; columns
@@ -24,8 +24,8 @@ namespace tfla::cuda::sm90 {
 [[nodiscard]] CUtensorMap token_map(const Call<float>& call, const Strided& rows, std::int64_t heads,
                                     std::int64_t columns, int box_tokens);
 
-// Boxes without anything of a tensor in them are loaded from here instead: zeros wherever they are. Loaded through the
-// map of packed sequences they fault where the memory before the tensor is not mapped (docs/hopper.md).
+// A map of which every box is zeros. Boxes that lie outside of a tensor of packed sequences are loaded through it:
+// through the tensor's own map they fault where the memory before the tensor is not mapped (docs/hopper.md).
 [[nodiscard]] CUtensorMap nothing_map(const Call<float>& call, int box_tokens);
 
 // [matrices, rows, columns] of 16-bit numbers as (column, row, matrix) in boxes of 64 columns by box_rows; rows beyond

@@ -1,7 +1,7 @@
-// Gradients of n on Hopper: deta of every token, dn at the end of every chunk, and dn0.
+// grad_n: gradients of n: deta of every token, dn at the end of every chunk, and dn0.
 //
-// deta is dh.h (stage `rows`) times the slope. Then dn <- gbar dn + sum_t scale qbar_t deta_t q_t in reverse time: the
-// sums of all chunks side by side, and a scan.
+// deta is dh.h, which row_dots makes, times the slope. Then dn <- gbar dn + sum_t scale qbar_t deta_t q_t in reverse
+// time: one kernel makes the sums of all chunks, a second one scans them.
 #include "cuda/arch/cluster.cuh"
 #include "cuda/common/device.cuh"
 #include "cuda/launch.h"
@@ -14,10 +14,11 @@ namespace {
 constexpr int threads = 256;
 constexpr int wide = 8;  // numbers of 16 bits that a thread loads at a time
 
-// One block for each chunk and head: deta, and its sum, which goes to where dn will be.
+// One CTA for each chunk and head: deta, and the chunk's sum, which goes to where dn will be. column_tiles: in which
+// row_dots leaves dh.h.
 template <class T>
-__global__ void __launch_bounds__(threads) norm_sums_kernel(Call<float> call, int parts) {
-  __shared__ float weights[stored_chunk];
+__global__ void __launch_bounds__(threads) grad_n_sums_kernel(Call<float> call, int column_tiles) {
+  __shared__ float weights[chunk_tokens];
   __shared__ float sums[threads][wide + 1];
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
@@ -28,8 +29,8 @@ __global__ void __launch_bounds__(threads) norm_sums_kernel(Call<float> call, in
   if (thread < chunk.length) {
     const std::int64_t at = call.dims.vector(chunk, head) + thread;
     float dh_h = 0;
-    for (int part = 0; part < parts; ++part)
-      dh_h += call.sums.rows[part * call.dims.heads * call.dims.all_tokens() + at];
+    for (int tile = 0; tile < column_tiles; ++tile)
+      dh_h += call.sums.rows[tile * call.dims.heads * call.dims.all_tokens() + at];
     const float deta = call.gates.slope[at] * dh_h;
     call.gates.deta[at] = deta;
     weights[thread] = static_cast<float>(call.rules.scale) * call.gates.qbar[at] * deta;
@@ -62,8 +63,8 @@ __global__ void __launch_bounds__(threads) norm_sums_kernel(Call<float> call, in
   }
 }
 
-// One block for each sequence and head, a thread for every row. has_sums: else dn comes from the last state alone.
-__global__ void norm_scan_kernel(Call<float> call, bool has_sums) {
+// One CTA for each sequence and head, a thread for every row. has_sums: else dn comes from the last state alone.
+__global__ void grad_n_scan_kernel(Call<float> call, bool has_sums) {
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
   const std::int64_t sequence = blockIdx.x / call.dims.heads;
@@ -76,7 +77,7 @@ __global__ void norm_scan_kernel(Call<float> call, bool has_sums) {
     return static_cast<float*>(rows.data)[sequence * rows.sequence + head * rows.head + r];
   };
   float dn = call.carried.dn_last.data != nullptr ? at_state(call.carried.dn_last) : 0;
-  constexpr int ahead = 16;  // loads that are under way together
+  constexpr int ahead = 16;  // loads in flight
   for (int last = chunks - 1; last >= 0; last -= ahead) {
     float sums[ahead], decays[ahead];
 #pragma unroll
@@ -101,11 +102,11 @@ template <class T>
 void launch_grad_n(const Call<float>& call, cudaStream_t stream) {
   if (call.rules.exact) {
     launch_row_dots<T>(call, stream);
-    launch_chained("norm_sums", norm_sums_kernel<T>, call.dims.chunk_count * call.dims.heads, threads, 0, stream, call,
-                   (call.dims.dqk + Config<T>::width - 1) / Config<T>::width);
+    launch_chained("grad_n_sums", grad_n_sums_kernel<T>, call.dims.chunk_count * call.dims.heads, threads, 0, stream,
+                   call, (call.dims.dqk + Config<T>::width - 1) / Config<T>::width);
   }
-  launch_chained("norm_scan", norm_scan_kernel, call.dims.sequences * call.dims.heads, (call.dims.dqk + 31) / 32 * 32,
-                 0, stream, call, call.rules.exact);
+  launch_chained("grad_n_scan", grad_n_scan_kernel, call.dims.sequences * call.dims.heads,
+                 (call.dims.dqk + 31) / 32 * 32, 0, stream, call, call.rules.exact);
 }
 
 template void launch_grad_n<__nv_bfloat16>(const Call<float>&, cudaStream_t);

@@ -1,13 +1,13 @@
-// Stage `keys` on Hopper: the two warpgroups that multiply.
+// grad_qk: the two math warpgroups.
 #pragma once
 
 #include "cuda/sm90/common/scores.cuh"
-#include "cuda/sm90/grad_qk/shared.cuh"
+#include "cuda/sm90/grad_qk/panels.cuh"
+#include "cuda/sm90/grad_qk/trace.cuh"
 
-namespace tfla::cuda::sm90::keys {
+namespace tfla::cuda::sm90::grad_qk {
 
-// Rows g and g + 8 of this thread, plus by.x and by.y times a vector in global memory, of which `valid` numbers are
-// there.
+// This thread's rows plus by.x and by.y times a vector in global memory, of which `valid` numbers are there.
 template <int R>
 __device__ __forceinline__ void add_outer(float (&sum)[R], float2 by, const float* vector, int pair, int valid) {
 #pragma unroll
@@ -21,38 +21,47 @@ __device__ __forceinline__ void add_outer(float (&sum)[R], float2 by, const floa
   }
 }
 
-// Consumer 1 has half the scores. Norms: n is one more column of C, with ones for v, deta for dh and dn for dC.
-template <class T, int W, bool Packed, bool Norms>
-struct Consumer : RingReader<W, Packed> {
-  using Base = RingReader<W, Packed>;
-  using Base::barriers, Base::give_back, Base::take;
-  using Base::first_query, Base::own, Base::queries, Base::query_rows;
-  using Base::memory, Base::panels, Base::parity, Base::work;
-  static constexpr unsigned step_rows = 16 * row_bytes;  // of a step of a product along rows
-  static constexpr bool lifted = needs_scale16<T>;
-  // The number of the tile, and which one is the last, come with the gate vectors: not to be kept in registers.
-  static constexpr bool told = Packed || (Norms && !lifted);
+// Math warpgroup W owns keys and queries of token block W (see scores.cuh). C::norm: n is one more column of C, with
+// ones for v, deta for dh and dn for dC.
+template <class C, int W>
+struct Math {
+  using T = typename C::T;
+  using S = Shared<C>;
+  using Gates = typename S::Gates;
+  static constexpr int first_query = W * token_block, queries = chunk_tokens - first_query;  // that see its keys
+  static constexpr unsigned own = W * panel_bytes;  // where its rows begin in a chunk panel
+  static constexpr unsigned query_rows = first_query * panel_row_bytes;
+  // Whether the number of the tile, and which one is the last, come with the gate vectors: no registers keep them.
+  static constexpr bool is_told = C::packed || (C::norm && !C::scaled);
 
-  float trace = 0;  // of the tile: this thread's share of <C, dC>
-
+  using Scores = float[queries / 2];
+  using Sum = float[tile_columns / 2];
   // Of one tile. Panels are added to zeros: sums that the first one overwrites would be kept from tile to tile.
   struct Sums {
-    float dP[queries / 2] = {};  // keys in rows
-    float dQ[columns / 2] = {};
-    float dK[columns / 2] = {};
+    Scores dP = {};  // keys in rows
+    Sum dQ = {};
+    Sum dK = {};
   };
 
-  __device__ __forceinline__ Consumer(const Work& w, unsigned m) : Base(w, m) {}
+  const Work& work;
+  unsigned memory;
+  unsigned next_panel = 0;  // its number, counted over all tiles
+  unsigned parity = 0;      // of the tiles before this one
+  float trace = 0;          // of the tile: this thread's share of <C, dC>
 
-  __device__ __forceinline__ unsigned q() const { return memory + Plan::q; }
-  __device__ __forceinline__ unsigned k() const { return memory + Plan::k; }
-  __device__ __forceinline__ unsigned ds(int half_of_queries) const {
-    return memory + Plan::ds + half_of_queries * slot_bytes;
+  __device__ __forceinline__ Math(const Work& w, unsigned m) : work(w), memory(m) {}
+
+  __device__ __forceinline__ Barriers<C> barriers() const { return {memory}; }
+  __device__ __forceinline__ unsigned take(Slot slot) const { return grad_qk::take<C>(memory, next_panel, slot); }
+  __device__ __forceinline__ void give_back(Slot slot) const { grad_qk::give_back<C>(memory, next_panel, slot); }
+  __device__ __forceinline__ unsigned q() const { return memory + S::q; }
+  __device__ __forceinline__ unsigned k() const { return memory + S::k; }
+  __device__ __forceinline__ unsigned ds(int query_block) const {
+    return memory + S::ds + query_block * chunk_panel_bytes;
   }
 
-  // dP += V dH^T, dK += V dC^T and dQ += dH C^T over the next panel, as three batches in this order.
-  __device__ __forceinline__ void multiply_next(Sums& sums) {
-    static_assert(Plan::stages == 2);
+  // dP += V dH^T, dK += V dC^T and dQ += dH C^T over the next panel, as three batches in flight in this order.
+  __device__ __forceinline__ void begin_panel(Sums& sums) {
     const unsigned v = take(slot_v), dh = take(slot_dh);
     arch::products_begin();
     multiply_panel<T>(sums.dP, v, own, dh, query_rows, true);
@@ -61,56 +70,14 @@ struct Consumer : RingReader<W, Packed> {
     arch::products_begin();
     multiply_panel<T>(sums.dK, v, own, dC, 0, true);
     arch::products_commit();
-    const unsigned C = take(slot_C);
+    const unsigned state = take(slot_C);
     arch::products_begin();
-    multiply_panel<T>(sums.dQ, dh, own, C, 0, true);
+    multiply_panel<T>(sums.dQ, dh, own, state, 0, true);
     arch::products_commit();
     if constexpr (W == 1) {
-      if (work.traces != nullptr) trace_panel(dC + threadIdx.x % warpgroup * 16);
+      if (work.traces != nullptr) add_trace<C>(trace, dC + threadIdx.x % warpgroup_threads * 16);
     }
   }
-
-  // Adds <C, dC> over the panel, while its products are under way. The order does not matter: both are read as they
-  // lie.
-  __device__ __forceinline__ void trace_panel(unsigned dC) {
-    constexpr unsigned step_bytes = warpgroup * 16;
-    float parts[4]{};
-#pragma unroll
-    for (unsigned at = 0; at < slot_bytes; at += step_bytes) {
-      const uint4 x = arch::read_quad(dC + at), y = arch::read_quad(dC + (slot_C - slot_dC) * slot_bytes + at);
-      const auto add = [&](std::uint32_t a, std::uint32_t b, float& even, float& odd) {
-        const float2 pair = widen(a), other = widen(b);
-        even = fmaf(pair.x, other.x, even);
-        odd = fmaf(pair.y, other.y, odd);
-      };
-      add(x.x, y.x, parts[0], parts[1]);
-      add(x.y, y.y, parts[2], parts[3]);
-      add(x.z, y.z, parts[0], parts[1]);
-      add(x.w, y.w, parts[2], parts[3]);
-    }
-    trace += (parts[0] + parts[1]) + (parts[2] + parts[3]);
-    __syncwarp();  // all lanes have read what one of them gives back
-  }
-  __device__ __forceinline__ static float2 widen(std::uint32_t pair) {
-    if constexpr (lifted)
-      return arch::unpack(pair, T{});
-    else
-      return arch::widen_pair(pair);
-  }
-
-  // The share of this warp in gbar <C, dC>, and <n, dn>.
-  __device__ __forceinline__ void store_trace(unsigned tile) {
-    const unsigned unit = work.parts.chunk_of(tile), warp = threadIdx.x % warpgroup / 32;
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) trace += __shfl_xor_sync(0xFFFFFFFFU, trace, offset);
-    double sum = trace;
-    if (Norms && warp == 0) sum += static_cast<double>(__int_as_float(arch::read_int2(memory + Plan::Gates::index).y));
-    if (threadIdx.x % 32 == 0)
-      work.traces[(static_cast<std::int64_t>(unit) * work.parts.count + work.parts.part_of(tile)) * trace_warps +
-                  warp] = sum * static_cast<double>(work.decays[unit]);
-    trace = 0;
-  }
-
   // Waits for dK and dQ, and gives back what the panel's products read.
   __device__ __forceinline__ void finish_panel(Sums& sums) {
     arch::products_wait<1>();
@@ -121,156 +88,176 @@ struct Consumer : RingReader<W, Packed> {
     arch::pin(sums.dQ);
     give_back(slot_dh);
     give_back(slot_C);
-    ++panels;
+    ++next_panel;
   }
-
-  __device__ __forceinline__ void lower(Sums& sums, unsigned tile, int from, int to) {
-    const auto by = Base::lowering(tile, from, to);
-    const float2 of_dC = by(work.chunks.dstate_inverse_scales), of_C = by(work.chunks.state_inverse_scales);
+  // float16: see `rescaling`.
+  __device__ __forceinline__ void rescale(Sums& sums, unsigned tile, int from, int to) {
+    const auto by = rescaling<C>(work, memory, parity, tile, from, to);
+    const float2 of_dC = by(work.chunks.inverse_scale_dC), of_C = by(work.chunks.inverse_scale_C);
     scale_rows(sums.dK, of_dC);
     scale_rows(sums.dQ, of_C);
     trace *= of_dC.x * of_C.x;
   }
 
-  // dS = dP . D of 64 queries into shared memory, as [key][query].
-  __device__ __forceinline__ void share(const float (&dP)[half / 2], int half_of_queries, float lift) {
-    const Lane<W> my;
-    const float2 c0 = arch::read_float2(memory + Plan::Gates::c + my.row * 8);
-    const float2 c1 = arch::read_float2(memory + Plan::Gates::c + (my.row + 8) * 8);
-    const int query = half_of_queries * half + my.pair;
-    std::uint32_t gated[half / 16][4];
-    gate<T>(dP, gated, memory + Plan::Gates::u + query * 8, lifted_gate<T>(c0, lift), lifted_gate<T>(c1, lift),
-            my.row - query);
+  // dP += deta of its query.
+  __device__ __forceinline__ void add_deta(Scores& dP) {
+    const unsigned deta = memory + Gates::deta + (first_query + ChunkLane<W>().pair) * 4;
 #pragma unroll
-    for (int n = 0; n < half / 16; ++n)
-      arch::store_tiles((ds(half_of_queries) + my.panel_row) ^ (n << 5), gated[n][0], gated[n][1], gated[n][2],
+    for (int n = 0; n < queries / 8; ++n) {
+      const float2 pair = arch::read_float2(deta + 32 * n);
+      dP[4 * n] += pair.x;
+      dP[4 * n + 1] += pair.y;
+      dP[4 * n + 2] += pair.x;
+      dP[4 * n + 3] += pair.y;
+    }
+  }
+
+  // dS = dP . D of 64 queries into shared memory, as [key][query].
+  __device__ __forceinline__ void share_block(const float (&dP)[token_block / 2], int query_block, float scale) {
+    const ChunkLane<W> my;
+    const int query = query_block * token_block + my.pair;
+    std::uint32_t gated[token_block / 16][4];
+    gate_block<T, Gates, W>(dP, gated, memory, query, my.row - query, scale);
+#pragma unroll
+    for (int n = 0; n < token_block / 16; ++n)
+      arch::store_tiles((ds(query_block) + my.chunk_panel_row) ^ (n << 5), gated[n][0], gated[n][1], gated[n][2],
                         gated[n][3]);
   }
-
-  // All of it, while dK and dQ of the last panel are under way. Returns its lift (float16).
-  __device__ __forceinline__ float share_scores(float (&dP)[queries / 2]) {
+  // All of dS, while dK and dQ of the last panel are in flight. Returns its scale16.
+  __device__ __forceinline__ float share_scores(Scores& dP) {
     arch::wait(barriers().gates_full(), parity);
-    if constexpr (Norms) {
-      const unsigned etas = memory + Plan::Gates::etas + (first_query + Lane<W>().pair) * 4;
-#pragma unroll
-      for (int n = 0; n < queries / 8; ++n) {
-        const float2 eta = arch::read_float2(etas + 32 * n);
-        dP[4 * n] += eta.x;
-        dP[4 * n + 1] += eta.y;
-        dP[4 * n + 2] += eta.x;
-        dP[4 * n + 3] += eta.y;
-      }
-    }
-    float lift = 1;
-    if constexpr (lifted)
-      lift = scale16_of_all<W>(dP, memory + Plan::Gates::u, memory + Plan::Gates::c, memory + Plan::largest, parity);
+    if constexpr (C::norm) add_deta(dP);
+    float scale = 1;
+    if constexpr (C::scaled) scale = scale16_of_all<Gates, W>(dP, memory, memory + S::largest, parity, largest_barrier);
     arch::wait(barriers().ds_empty(), parity ^ 1);
 #pragma unroll
-    for (int h = 0; h < queries / half; ++h)
-      share(reinterpret_cast<const float(&)[half / 2]>(dP[h * half / 2]), W + h, lift);
+    for (int block = 0; block < queries / token_block; ++block)
+      share_block(reinterpret_cast<const float(&)[token_block / 2]>(dP[block * token_block / 2]), W + block, scale);
     arch::writes_before_copies();
-    return lift;
+    return scale;
   }
 
-  // Consumer 0 does. racecheck loses track of warps some of which meet more often than others: there both consumers do.
-  __device__ __forceinline__ static void meet_own_warps() {
-    if constexpr (W == 0 || arch::for_racecheck)
-      arch::named_wait(own_barrier, arch::for_racecheck ? 2 * warpgroup : warpgroup);
-  }
-
-  // dK = abar dK + dS^T Q, dQ = qbar dQ + dS K, and what is summed over their rows. Whether it is told to be the last
-  // tile.
-  __device__ __forceinline__ bool finish(unsigned tile, float (&dQ)[columns / 2], float (&dK)[columns / 2],
-                                         float lift) {
-    const Lane<W> my;
-    if constexpr (told) tile = static_cast<unsigned>(arch::read_int2(memory + Plan::Gates::index).x);
-    if constexpr (W == 1) {
-      if (work.traces != nullptr) store_trace(tile);
+  // The terms of dK and dQ that come through the states: with n, times abar and qbar. On return nobody of this
+  // warpgroup reads the gate vectors. Returns where the tile's vectors begin.
+  __device__ __forceinline__ TileInfo finish_first_terms(unsigned tile, Sum& dQ, Sum& dK) {
+    const ChunkLane<W> my;
+    if constexpr (C::norm) {
+      const NormColumns norm(work, tile);
+      const unsigned deta = memory + Gates::deta + my.row * 4;
+      add_outer(dK, {1, 1}, norm.dn, my.pair, norm.columns);
+      add_outer(dQ, {arch::read_float(deta), arch::read_float(deta + 32)}, norm.n, my.pair, norm.columns);
     }
-    if constexpr (Norms) {
-      const NormPart norms(work, tile);
-      const unsigned etas = memory + Plan::Gates::etas + my.row * 4;
-      add_outer(dK, {1, 1}, norms.dn, my.pair, norms.columns);
-      add_outer(dQ, {arch::read_float(etas), arch::read_float(etas + 32)}, norms.n, my.pair, norms.columns);
-    }
-    int2 vectors = arch::read_int2(memory + Plan::Gates::vectors);
-    if (!Packed && !Norms)
-      vectors.x += static_cast<int>(work.parts.part_of(tile)) * work.chunks.heads * work.chunks.all_tokens;
-    scale_rows(dK, row_weights<W>(memory + Plan::Gates::c, memory + Plan::Gates::outflow));
-    scale_rows(dQ, row_weights<W>(memory + Plan::Gates::u, memory + Plan::Gates::inflow));
+    TileInfo info = TileInfo::read(memory + Gates::info);
+    if (!C::packed && !C::norm)  // see ColumnGates::vectors_before
+      info.words.x += static_cast<int>(work.tiles.column_tile_of(tile)) * work.chunks.heads * work.chunks.all_tokens;
+    scale_rows(dK, abar<Gates, W>(memory));
+    scale_rows(dQ, qbar<Gates, W>(memory));
     __syncwarp();
     if (my.leads) arch::arrive(barriers().gates_empty());
-    arch::wait(barriers().k_full(), parity);
-    write_rows(work.outflow, vectors, my.row, row_dots<T>(dK, k() + my.panel_row));
-    arch::wait(barriers().q_full(), parity);
-    // Consumer 0 needs what it wrote of dS, consumer 1 what both did.
+    return info;
+  }
+
+  // The warps of math warpgroup 0 meet. racecheck loses track of warps some of which meet more often than others: there
+  // those of both do.
+  __device__ __forceinline__ static void meet_own_warps() {
+    if constexpr (W == 0 || arch::for_racecheck)
+      arch::named_wait(math_0_barrier, arch::for_racecheck ? 2 * warpgroup_threads : warpgroup_threads);
+  }
+  // Math warpgroup 0 needs the dS that it wrote, math warpgroup 1 what both wrote.
+  __device__ __forceinline__ static void wait_for_ds() {
     if constexpr (W == 0)
-      arch::named_arrive(ds_is_written, 2 * warpgroup);
+      arch::named_arrive(ds_written, 2 * warpgroup_threads);
     else
-      arch::named_wait(ds_is_written, 2 * warpgroup);
+      arch::named_wait(ds_written, 2 * warpgroup_threads);
     meet_own_warps();
-    if constexpr (lifted) {
-      scale_rows(dK, {lift, lift});
-      scale_rows(dQ, {lift, lift});
+  }
+  // All products have read what results go into: those of math warpgroup 0 too, whose keys have queries of token
+  // block 1.
+  __device__ __forceinline__ static void wait_for_readers() {
+    if constexpr (W == 1) arch::named_wait(ds_read, 2 * warpgroup_threads);
+    meet_own_warps();
+  }
+
+  // dK += dS^T Q and dQ += dS K, as two batches in flight on return.
+  __device__ __forceinline__ void begin_second_terms(Sum& dQ, Sum& dK, float scale) {
+    if constexpr (C::scaled) {
+      scale_rows(dK, {scale, scale});
+      scale_rows(dQ, {scale, scale});
     }
     arch::pin(dK);
     arch::pin(dQ);
     arch::products_begin();
 #pragma unroll
     for (int step = 0; step < queries / 16; ++step)
-      arch::multiply<T, Major::depth, Major::across>(dK, arch::tile_at(ds(W + step / 4), own + step % 4 * 32),
-                                                     arch::tile_at(q(), query_rows + step * step_rows, slot_bytes),
-                                                     true);
+      arch::multiply<T, Major::depth, Major::across>(
+          dK, arch::tile_at(ds(W + step / 4), own + step % 4 * 32),
+          arch::tile_at(q(), query_rows + step * step_rows_bytes, chunk_panel_bytes), true);
     arch::products_commit();
 #pragma unroll
-    for (int step = 0; step < (W + 1) * half / 16; ++step)
-      arch::multiply<T, Major::across, Major::across>(dQ, arch::tile_at(ds(W), step * step_rows),
-                                                      arch::tile_at(k(), step * step_rows, slot_bytes), true);
+    for (int step = 0; step < (W + 1) * token_block / 16; ++step)
+      arch::multiply<T, Major::across, Major::across>(dQ, arch::tile_at(ds(W), step * step_rows_bytes),
+                                                      arch::tile_at(k(), step * step_rows_bytes, chunk_panel_bytes),
+                                                      true);
     arch::products_commit();
+  }
+
+  // dK = abar dK + dS^T Q, dQ = qbar dQ + dS K, and what is summed over their rows. Returns whether it is told that the
+  // tile is the last one.
+  __device__ __forceinline__ bool finish(unsigned tile, Sum& dQ, Sum& dK, float scale) {
+    const ChunkLane<W> my;
+    if constexpr (is_told) tile = tile_from_gates<C>(memory);
+    if constexpr (W == 1) {
+      if (work.traces != nullptr) store_trace<C>(trace, work, memory, tile);
+    }
+    const TileInfo info = finish_first_terms(tile, dQ, dK);
+    arch::wait(barriers().k_full(), parity);
+    info.write_rows(work.outflow, my.row, row_dots<T>(dK, k() + my.chunk_panel_row));
+    arch::wait(barriers().q_full(), parity);
+    wait_for_ds();
+    begin_second_terms(dQ, dK, scale);
     arch::products_wait<1>();
     arch::pin(dK);
-    if constexpr (W == 0) arch::named_arrive(ds_is_read, 2 * warpgroup);
-    const float lower = inverse_power(lift);
-    float2 dots = row_dots<T>(dK, k() + my.panel_row);
-    if (lifted) dots = times(dots, lower);
-    write_rows(work.column_sums, vectors, my.row, dots);
+    if constexpr (W == 0) arch::named_arrive(ds_read, 2 * warpgroup_threads);
+    const float inverse = inverse_power(scale);
+    float2 dots = row_dots<T>(dK, k() + my.chunk_panel_row);
+    if (C::scaled) dots = times(dots, inverse);
+    info.write_rows(work.column_sums, my.row, dots);
     arch::products_wait<0>();
     arch::pin(dQ);
-    dots = row_dots<T>(dQ, q() + my.panel_row);
-    if (lifted) dots = times(dots, lower);
-    write_rows(work.row_sums, vectors, my.row, dots);
+    dots = row_dots<T>(dQ, q() + my.chunk_panel_row);
+    if (C::scaled) dots = times(dots, inverse);
+    info.write_rows(work.row_sums, my.row, dots);
     __syncwarp();
     if (my.leads) arch::arrive(W == 0 ? barriers().k_empty() : barriers().q_empty());
-    // All products have read what results go into: consumer 0 too, whose keys have queries of consumer 1.
-    if constexpr (W == 1) arch::named_wait(ds_is_read, 2 * warpgroup);
-    meet_own_warps();
-    stage<T>(dK, (W == 0 ? q() : k()) + my.panel_row, slot_bytes, barriers().dk_staged(), my.leads, {lower, lower});
-    stage<T>(dQ, ds(W) + my.half_row, half_bytes, barriers().dq_staged(), my.leads, {lower, lower});
-    return told && vectors.y >= last_tile;
+    wait_for_readers();
+    stage<T>(dK, (W == 0 ? q() : k()) + my.chunk_panel_row, chunk_panel_bytes, barriers().dk_staged(), my.leads,
+             {inverse, inverse});
+    stage<T>(dQ, ds(W) + my.panel_row, panel_bytes, barriers().dq_staged(), my.leads, {inverse, inverse});
+    return is_told && info.is_last();
   }
 
   __device__ __forceinline__ void run() {
 #pragma unroll 1
-    for (unsigned tile = blockIdx.x; told || tile < work.parts.tiles; tile += gridDim.x, parity ^= 1) {
+    for (unsigned tile = blockIdx.x; is_told || tile < work.tiles.tiles; tile += gridDim.x, parity ^= 1) {
       Sums sums;
 #pragma unroll 1
       for (int t = 1; t < work.dhv_panels; ++t) {
-        multiply_next(sums);
+        begin_panel(sums);
         finish_panel(sums);
         arch::pin(sums.dP);
-        if constexpr (lifted) {
-          if (t % state_panels == 0) lower(sums, tile, t / state_panels - 1, t / state_panels);
+        if constexpr (C::scaled) {
+          if (t % state_panels == 0) rescale(sums, tile, t / state_panels - 1, t / state_panels);
         }
       }
-      multiply_next(sums);
+      begin_panel(sums);
       arch::products_wait<2>();
       arch::pin(sums.dP);
-      const float lift = share_scores(sums.dP);
+      const float scale = share_scores(sums.dP);
       finish_panel(sums);
-      if constexpr (lifted) lower(sums, tile, (work.dhv_panels - 1) / state_panels, work.dhv_panels);
-      if (finish(tile, sums.dQ, sums.dK, lift)) return;
+      if constexpr (C::scaled) rescale(sums, tile, (work.dhv_panels - 1) / state_panels, work.dhv_panels);
+      if (finish(tile, sums.dQ, sums.dK, scale)) return;
     }
   }
 };
 
-}  // namespace tfla::cuda::sm90::keys
+}  // namespace tfla::cuda::sm90::grad_qk

@@ -1,129 +1,97 @@
-// Stage `gradients` on Hopper: the kernel and its launch. See gradients.cu.
+// grad_qkv: dQ, dK, dV of heads of dqk to 128 and dhv to 256, in bfloat16 and float16.
+//
+// A tile is a chunk of 128 tokens of one head; every multiprocessor has one CTA, which makes one tile after the other.
+//
+//   warpgroup 0   warp 0, one thread   loads V, C and dC into a ring, in panels of 64 columns
+//                 warp 1, one thread   loads Q, K and dH, which stay for the whole tile
+//                 warp 2, one thread   stores dV, dK, dQ
+//                 warp 3               loads gate vectors
+//   warpgroup 1   math of token block 0: dV, dK of its 64 keys, dQ of its 64 queries
+//   warpgroup 2   math of token block 1
+//
+//   panels:  S = K Q^T -> P        dV_t = abar K dC_t + P^T dH_t       dP += V_t dH_t^T       dK += V_t dC_t^T
+//   then:    dP -> dS              dK = abar dK + dS^T Q               dQ = qbar dH C^T + dS K
+//
+// Scores are computed with keys in rows: P and dS then are register operands of dV and dK. dS goes through shared
+// memory once, for dQ. In float16 every row of P has a scale16, and dS of a tile has one.
 #pragma once
 
-#include <algorithm>
-
-#include "cuda/arch/cluster.cuh"
 #include "cuda/launch.h"
-#include "cuda/sm90/entry.h"
+#include "cuda/sm90/common/roles.cuh"
 #include "cuda/sm90/grad_qkv/load.cuh"
 #include "cuda/sm90/grad_qkv/math.cuh"
+#include "cuda/sm90/grad_qkv/store.cuh"
 
-namespace tfla::cuda::sm90 {
+namespace tfla::cuda::sm90::grad_qkv {
 
-namespace gradients {
+template <class C>
+__device__ __forceinline__ void load_and_store(const MapsOf<C>& maps, const Work& work, unsigned memory) {
+  run_warps<OneThread<load_ring<C>>, OneThread<load_resident<C>>, OneThread<store_results<C>>,
+            WholeWarp<load_gate_vectors<C>>>(maps, work, memory);
+}
+template <class C, int W>
+__device__ __forceinline__ void math(const MapsOf<C>& /*maps*/, const Work& work, unsigned memory) {
+  Math<C, W>(work, memory).run();
+}
 
-enum class Producer : std::uint8_t { ring, resident, results, gates };  // of a warp
-
-template <class T, class Size, bool Packed>
-__global__ void __launch_bounds__(threads, 1)
-    gradients_kernel(const __grid_constant__ MapsOf<Packed> maps, const __grid_constant__ Work work) {
+template <class C>
+__global__ void __launch_bounds__(C::threads, 1)
+    grad_qkv_kernel(const __grid_constant__ MapsOf<C> maps, const __grid_constant__ Work work) {
 #if __CUDA_ARCH__ == 900
-  extern __shared__ __align__(1024) unsigned char shared[];
+  extern __shared__ __align__(panel_alignment) unsigned char shared[];
   const unsigned memory = arch::shared_address(shared);
-  if (!begin<Packed>(work.chunks, work.tiles, [&] { Barriers<Size>{memory + Plan<Size>::barriers}.init(); })) return;
-  switch (role()) {
-    case Role::producers: {
-      arch::fewer_registers<producer_registers>();
-      const bool first_lane = threadIdx.x % 32 == 0;
-      switch (static_cast<Producer>(threadIdx.x / 32)) {
-        case Producer::ring:
-          if (first_lane) load_ring<Size, Packed>(maps, work, memory);
-          break;
-        case Producer::resident:
-          if (first_lane) load_resident<Size, Packed>(maps, work, memory);
-          break;
-        case Producer::results:
-          if (first_lane) store_results<Size, Packed>(maps, work, memory);
-          break;
-        case Producer::gates: {
-          const Barriers<Size> barriers{memory + Plan<Size>::barriers};
-          load_gates<typename Plan<Size>::Gates, Packed, needs_scale16<T>>(work.chunks, work.tiles, memory,
-                                                                       barriers.gates_full(), barriers.gates_empty(),
-                                                                       [](unsigned) { return 0; });
-          break;
-        }
-      }
-      break;
-    }
-    case Role::consumer_0:
-      arch::more_registers<consumer_registers>();
-      Consumer<T, Size, 0>(work, memory).run();
-      break;
-    case Role::consumer_1:
-      arch::more_registers<consumer_registers>();
-      Consumer<T, Size, 1>(work, memory).run();
-      break;
-  }
+  begin_kernel([&] { Barriers<C>{memory}.init(); });
+  if (!has_tiles<C::packed>(work)) return;
+  run_roles<Role<C::load_registers, load_and_store<C>>, Role<C::math_registers, math<C, 0>>,
+            Role<C::math_registers, math<C, 1>>>(maps, work, memory);
 #endif
 }
 
-inline constexpr int widest_dqk = 2 * panel, widest_dhv = 4 * panel;  // of one kernel
-
-inline Maps maps_of(const Call<float>& call, int dqk_panels) {
-  const auto tokens = [&](const Strided& rows, int columns, int box) {
-    return token_map(call, rows, call.dims.heads, columns, box);
-  };
-  const auto states = [&](const void* data) {
-    return matrix_map(data, call.dims.chunk_count * call.dims.heads, call.dims.dqk, call.dims.padded_dhv(),
-                      dqk_panels * panel);
-  };
-  return {.q = tokens(call.tensors.q, call.dims.dqk, chunk),
-          .k = tokens(call.tensors.k, call.dims.dqk, chunk),
-          .v = tokens(call.tensors.v, call.dims.dhv, chunk),
-          .dh = tokens(call.tensors.dh, call.dims.dhv, chunk),
-          .dk = tokens(call.tensors.dk, call.dims.dqk, chunk),
-          .dv = tokens(call.tensors.dv, call.dims.dhv, chunk),
-          .dq = tokens(call.tensors.dq, call.dims.dqk, half),
-          .C = states(call.stored.C),
-          .dC = states(call.stored.dC)};
+template <class C>
+Maps maps_of(const Call<float>& call) {
+  const Tensors& tensors = call.tensors;
+  return {.q = qk_map(call, tensors.q, chunk_tokens),
+          .k = qk_map(call, tensors.k, chunk_tokens),
+          .v = hv_map(call, tensors.v, chunk_tokens),
+          .dh = hv_map(call, tensors.dh, chunk_tokens),
+          .dk = qk_map(call, tensors.dk, chunk_tokens),
+          .dv = hv_map(call, tensors.dv, chunk_tokens),
+          .dq = qk_map(call, tensors.dq, token_block),
+          .C = state_map(call, call.stored.C, C::dqk_panels * panel),
+          .dC = state_map(call, call.stored.dC, C::dqk_panels * panel)};
 }
 
-inline Work work_of(const Call<float>& call) {
-  return {.chunks = Chunks(call),
-          .row_sums = call.sums.rows,
-          .column_sums = call.sums.columns,
-          .outflow = call.sums.outflow,
-          .tiles = {static_cast<unsigned>(call.dims.chunk_count * call.dims.heads)},
-          .dhv = call.dims.dhv};
+template <class C>
+void launch_config(const Call<float>& call, cudaStream_t stream) {
+  static_assert(shared_bytes<C> <= cta_shared_bytes, "what a CTA may have");
+  const Work work{.chunks = Chunks(call),
+                  .row_sums = call.sums.rows,
+                  .column_sums = call.sums.columns,
+                  .outflow = call.sums.outflow,
+                  .tiles = WholeTiles(call),
+                  .dhv = call.dims.dhv};
+  launch_chained("grad_qkv", grad_qkv_kernel<C>, ctas_for(work.tiles.tiles), C::threads, shared_bytes<C>, stream,
+                 add_nothing<C::packed>(maps_of<C>(call), call, chunk_tokens), work);
 }
 
-template <class T, class Size>
-void launch(const Call<float>& call, cudaStream_t stream) {
-  const Work work = work_of(call);
-  const std::int64_t blocks = std::min<std::int64_t>(work.tiles.tiles, multiprocessors());
-  const Maps maps = maps_of(call, Size::dqk);
-  if (call.packing.cu_seqlens != nullptr)
-    return launch_chained("gradients", gradients_kernel<T, Size, true>, blocks, threads, shared_bytes<Size>, stream,
-                          PackedMaps{maps, nothing_map(call, chunk)}, work);
-  launch_chained("gradients", gradients_kernel<T, Size, false>, blocks, threads, shared_bytes<Size>, stream, maps,
-                 work);
-}
-
-template <class T, int Dqk>
-void launch_for_dhv(const Call<float>& call, cudaStream_t stream) {
-  switch ((call.dims.dhv + panel - 1) / panel) {
-    case 1:
-    case 2: launch<T, Panels<Dqk, 2>>(call, stream); break;
-    case 3: launch<T, Panels<Dqk, 3>>(call, stream); break;
-    default: launch<T, Panels<Dqk, 4>>(call, stream); break;
-  }
-}
-
-}  // namespace gradients
-
+// The configuration for a shape: one or two panels of dqk, two to four of dhv.
 template <class T>
-void launch_grad_qkv(const Call<float>& call, cudaStream_t stream) {
-  if (!needs_scale16<T> && call.dims.dqk <= panel && call.dims.dhv <= panel) {
-    launch_grad_qkv_small(call, stream);
-  } else if (splits_grad_qkv(call.dims.dqk, call.dims.dhv)) {
-    launch_grad_v<T>(call, stream);
-    launch_grad_qk<T>(call, stream);
-  } else if (call.dims.dqk <= panel) {
-    gradients::launch_for_dhv<T, 1>(call, stream);
-  } else {
-    gradients::launch_for_dhv<T, 2>(call, stream);
-  }
+void launch(const Call<float>& call, cudaStream_t stream) {
+  launch_by_packing(call, [&](auto packed) {
+    const auto launch_dhv = [&]<int Dqk>(std::integral_constant<int, Dqk>) {
+      constexpr bool is_packed = decltype(packed)::value;
+      if (call.dims.dhv <= 2 * panel)
+        launch_config<Config<T, Options{.dqk_panels = Dqk, .dhv_panels = 2, .packed = is_packed}>>(call, stream);
+      else if (call.dims.dhv <= 3 * panel)
+        launch_config<Config<T, Options{.dqk_panels = Dqk, .dhv_panels = 3, .packed = is_packed}>>(call, stream);
+      else
+        launch_config<Config<T, Options{.dqk_panels = Dqk, .dhv_panels = 4, .packed = is_packed}>>(call, stream);
+    };
+    if (call.dims.dqk <= panel)
+      launch_dhv(std::integral_constant<int, 1>{});
+    else
+      launch_dhv(std::integral_constant<int, 2>{});
+  });
 }
 
-}  // namespace tfla::cuda::sm90
+}  // namespace tfla::cuda::sm90::grad_qkv

@@ -1,69 +1,86 @@
-// Stage `gradients` on Hopper for narrow heads: the kernel and its launch. See narrow.cu.
+// grad_qkv_small: dQ, dK, dV of heads of dqk and dhv to 64, in bfloat16.
+//
+// A tile is a chunk of 128 tokens of one head. A CTA makes one tile after the other; two CTAs share a multiprocessor.
+//
+//   warpgroup 0   warp 0, one thread   loads Q, K, V, dH, C, dC
+//                 warp 1, one thread   stores dK, dQ, dV
+//                 warp 2               loads gate vectors
+//   warpgroup 1   math of token block 0: dK, dQ, dV of its 64 tokens, one after the other
+//   warpgroup 2   math of token block 1
+//
+// A tile of such heads is little work between many waits: for its tensors, for products of a few steps, for other
+// warps. Four math warpgroups on a multiprocessor, each with half the registers, hide them better than two. Scores are
+// made, gated and rounded 64 x 64 at a time, and a product begins when the scores it takes are rounded. Shared memory
+// holds the tensors of one tile; those of the next tile come as each place becomes free, while the other CTA works.
+// Heads to 32 columns multiply only these: half the depth of the scores, and half the columns of the sums.
 #pragma once
 
 #include <algorithm>
 
 #include "cuda/launch.h"
+#include "cuda/sm90/common/maps.cuh"
 #include "cuda/sm90/common/roles.cuh"
-#include "cuda/sm90/entry.h"
 #include "cuda/sm90/grad_qkv_small/load.cuh"
 #include "cuda/sm90/grad_qkv_small/math.cuh"
+#include "cuda/sm90/grad_qkv_small/store.cuh"
 
-namespace tfla::cuda::sm90::narrow {
+namespace tfla::cuda::sm90::grad_qkv_small {
 
-enum class Producer : std::uint8_t { tensors, results, gates };  // of a warp
+template <class C>
+__device__ __forceinline__ void load_and_store(const Maps& maps, const Work& work, unsigned memory) {
+  run_warps<OneThread<load_tensors<C>>, OneThread<store_results<C>>, WholeWarp<load_gate_vectors<C>>>(maps, work,
+                                                                                                      memory);
+}
+template <class C, int W>
+__device__ __forceinline__ void math(const Maps& /*maps*/, const Work& work, unsigned memory) {
+  Math<C, W>(work, memory).run();
+}
 
-template <class T, int Width, bool Packed>
-__global__ void __launch_bounds__(threads, residents)
-    narrow_gradients_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Work work) {
+template <class C>
+__global__ void __launch_bounds__(C::threads, C::ctas)
+    grad_qkv_small_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Work work) {
 #if __CUDA_ARCH__ == 900
-  extern __shared__ __align__(1024) unsigned char shared[];
+  extern __shared__ __align__(panel_alignment) unsigned char shared[];
   const unsigned memory = arch::shared_address(shared);
-  const Barriers barriers{memory + Plan::barriers};
-  begin_kernel([&] { barriers.init(); });
-  if (Packed && first_tile<Packed>(work.chunks, work.tiles) >= work.tiles.tiles) return;
-  run_roles(role<producer_registers>([&] {
-              run_warps(one_thread([&] { load_tensors<Packed>(maps, work, memory); }),
-                        one_thread([&] { store_results<Packed>(maps, work, memory); }), whole_warp([&] {
-                          load_gates<Plan::Gates, Packed>(work.chunks, work.tiles, memory,
-                                                          barriers.full(Barriers::gates), barriers.staged(Barriers::dv),
-                                                          [](unsigned) { return 0; });
-                        }));
-            }),
-            role<consumer_0_registers>([&] { Consumer<T, Width, 0>(work, memory).run(); }),
-            role<consumer_1_registers>([&] { Consumer<T, Width, 1>(work, memory).run(); }));
+  begin_kernel([&] { Barriers{memory}.init<C>(); });
+  if (!has_tiles<C::packed>(work)) return;
+  run_roles<Role<C::load_registers, load_and_store<C>>, Role<C::math_registers[0], math<C, 0>>,
+            Role<C::math_registers[1], math<C, 1>>>(maps, work, memory);
 #endif
 }
 
 inline Maps maps_of(const Call<float>& call) {
-  const auto tokens = [&](const Strided& rows, int columns, int box) {
-    return token_map(call, rows, call.dims.heads, columns, box);
-  };
-  const auto states = [&](const void* data) {
-    return matrix_map(data, call.dims.chunk_count * call.dims.heads, call.dims.dqk, call.dims.padded_dhv(), panel);
-  };
-  return {.q = tokens(call.tensors.q, call.dims.dqk, chunk),
-          .k = tokens(call.tensors.k, call.dims.dqk, chunk),
-          .v = tokens(call.tensors.v, call.dims.dhv, chunk),
-          .dh = tokens(call.tensors.dh, call.dims.dhv, chunk),
-          .dk = tokens(call.tensors.dk, call.dims.dqk, chunk),
-          .dv = tokens(call.tensors.dv, call.dims.dhv, half),
-          .dq = tokens(call.tensors.dq, call.dims.dqk, half),
-          .C = states(call.stored.C),
-          .dC = states(call.stored.dC)};
+  const Tensors& tensors = call.tensors;
+  return {.q = qk_map(call, tensors.q, chunk_tokens),
+          .k = qk_map(call, tensors.k, chunk_tokens),
+          .v = hv_map(call, tensors.v, chunk_tokens),
+          .dh = hv_map(call, tensors.dh, chunk_tokens),
+          .dk = qk_map(call, tensors.dk, chunk_tokens),
+          .dv = hv_map(call, tensors.dv, token_block),
+          .dq = qk_map(call, tensors.dq, token_block),
+          .C = state_map(call, call.stored.C, panel),
+          .dC = state_map(call, call.stored.dC, panel)};
 }
 
-template <class T, int Width>
-void launch(const Call<float>& call, cudaStream_t stream) {
+template <class C>
+void launch_config(const Call<float>& call, cudaStream_t stream) {
   const Work work{.chunks = Chunks(call),
                   .row_sums = call.sums.rows,
                   .column_sums = call.sums.columns,
                   .outflow = call.sums.outflow,
-                  .tiles = {static_cast<unsigned>(call.dims.chunk_count * call.dims.heads)}};
-  const std::int64_t blocks = std::min<std::int64_t>(work.tiles.tiles, residents * multiprocessors());
-  const auto kernel = call.packing.cu_seqlens != nullptr ? narrow_gradients_kernel<T, Width, true>
-                                                         : narrow_gradients_kernel<T, Width, false>;
-  launch_chained("narrow_gradients", kernel, blocks, threads, shared_bytes, stream, maps_of(call), work);
+                  .tiles = WholeTiles(call)};
+  launch_chained("grad_qkv_small", grad_qkv_small_kernel<C>, ctas_for(work.tiles.tiles, C::ctas), C::threads,
+                 shared_bytes, stream, maps_of(call), work);
 }
 
-}  // namespace tfla::cuda::sm90::narrow
+// The configuration for a shape.
+inline void launch(const Call<float>& call, cudaStream_t stream) {
+  launch_by_packing(call, [&](auto packed) {
+    if (std::max(call.dims.dqk, call.dims.dhv) > 32)
+      launch_config<Config<Options{.columns = 64, .packed = packed.value}>>(call, stream);
+    else
+      launch_config<Config<Options{.columns = 32, .packed = packed.value}>>(call, stream);
+  });
+}
+
+}  // namespace tfla::cuda::sm90::grad_qkv_small

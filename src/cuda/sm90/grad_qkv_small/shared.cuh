@@ -1,23 +1,15 @@
-// Stage `gradients` on Hopper for narrow heads: the call as its kernel sees it, shared memory and barriers.
+// grad_qkv_small: the arguments of the kernel, its shared memory and its barriers.
 #pragma once
 
 #include <cuda.h>
 
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/arch/barrier.cuh"
-#include "cuda/sm90/common/chunks.cuh"
+#include "cuda/sm90/common/gates.cuh"
+#include "cuda/sm90/grad_qkv_small/config.h"
 
-namespace tfla::cuda::sm90::narrow {
-
-using namespace scores;
-
-inline constexpr int threads = 3 * warpgroup;
-inline constexpr int residents = 2;  // blocks of a multiprocessor
-inline constexpr int consumer_warps = 8;
-// 240 in all: what 384 threads at 80 own.
-inline constexpr int producer_registers = 24, consumer_0_registers = 120, consumer_1_registers = 96;
+namespace tfla::cuda::sm90::grad_qkv_small {
 
 struct Maps {
   CUtensorMap q, k, v, dh, dk;  // boxes of 128 tokens
@@ -31,42 +23,46 @@ struct Work {
   float* row_sums;
   float* column_sums;
   float* outflow;
-  Wholes tiles;
+  WholeTiles tiles;
 };
 
-// Shared memory, in bytes. Every tensor of a tile has one slot: while one block waits for its next tile, the other has
-// the tensor cores. dS in three parts of 64 x 64: keys and queries 0..63, 64..127, and keys 0..63 with the others.
-struct Plan {
-  static constexpr unsigned q = 0, k = q + slot_bytes, v = k + slot_bytes, dh = v + slot_bytes;
-  static constexpr unsigned C = dh + slot_bytes, dC = C + half_bytes;
-  static constexpr unsigned ds = dC + half_bytes, ds_across = ds + 2 * half_bytes;
-  using Gates = GatePlan<ds_across + half_bytes>;
+// Shared memory, in bytes. Every tensor of a tile has one place: while a CTA waits for its next tile, the other CTA of
+// the multiprocessor has the tensor cores. dS is in three panels: keys and queries of token block 0; of token block 1;
+// keys of block 0 with queries of block 1.
+struct Shared {
+  static constexpr unsigned q = 0, k = q + chunk_panel_bytes, v = k + chunk_panel_bytes, dh = v + chunk_panel_bytes;
+  static constexpr unsigned C = dh + chunk_panel_bytes, dC = C + panel_bytes;
+  static constexpr unsigned ds = dC + panel_bytes, ds_across = ds + 2 * panel_bytes;
+  using Gates = GateShared<ds_across + panel_bytes>;
   static constexpr unsigned barriers = Gates::end;
 };
 
-// `full`: a tensor has come. `staged`: all consumers have put their part of a result where the store warp takes it
-// from, and are done with what they made it of; `stored`: that place is free again.
+// `full`: a tensor has come. `staged`: all math warps have put their rows of a result where the store warp takes it
+// from, and are done with the operands it was made of. `stored`: the result has left that place.
 struct Barriers {
   enum Tensor : std::uint8_t { q, k, v, dh, C, dC, gates, tensors };
   enum Result : std::uint8_t { dk, dq, dv, results };
   static constexpr int count = tensors + 2 * results;
-  unsigned base;
+  unsigned memory;
 
-  __device__ __forceinline__ unsigned full(Tensor tensor) const { return base + 8 * tensor; }
-  __device__ __forceinline__ unsigned staged(Result result) const { return base + 8 * (tensors + result); }
-  __device__ __forceinline__ unsigned stored(Result result) const { return base + 8 * (tensors + results + result); }
+  __device__ __forceinline__ unsigned at(int number) const { return memory + Shared::barriers + 8 * number; }
+  __device__ __forceinline__ unsigned full(Tensor tensor) const { return at(tensor); }
+  __device__ __forceinline__ unsigned staged(Result result) const { return at(tensors + result); }
+  __device__ __forceinline__ unsigned stored(Result result) const { return at(tensors + results + result); }
 
-  // By one thread.
+  template <class C>
   __device__ void init() const {
-    for (int t = 0; t < tensors; ++t) arch::barrier_init(full(static_cast<Tensor>(t)), t == gates ? 32 : 1);
+    for (int t = 0; t < tensors; ++t) arch::barrier_init(full(static_cast<Tensor>(t)), t == gates ? warp_threads : 1);
     for (int r = 0; r < results; ++r) {
-      arch::barrier_init(staged(static_cast<Result>(r)), consumer_warps * arch::warp_arrivals);
+      arch::barrier_init(staged(static_cast<Result>(r)), C::math_warps * arch::warp_arrivals);
       arch::barrier_init(stored(static_cast<Result>(r)), 1);
     }
   }
 };
 
-inline constexpr unsigned shared_bytes = Plan::barriers + 8 * Barriers::count;
-static_assert(residents * (shared_bytes + cta_reserved_bytes) <= multiprocessor_shared_bytes, "what a multiprocessor has");
+enum NamedBarrier : int { math_0_barrier = 1, math_1_barrier, ds_written };
 
-}  // namespace tfla::cuda::sm90::narrow
+inline constexpr unsigned shared_bytes = Shared::barriers + 8 * Barriers::count;
+static_assert(2 * (shared_bytes + cta_reserved_bytes) <= multiprocessor_shared_bytes, "what a multiprocessor has");
+
+}  // namespace tfla::cuda::sm90::grad_qkv_small

@@ -1,96 +1,96 @@
-// Stage `values` on Hopper: the call as its kernel sees it, tiles, shared memory and barriers.
+// grad_v: the arguments of the kernel, its tiles, shared memory and barriers.
 #pragma once
 
 #include <cuda.h>
 
-#include <type_traits>
-
 #include "cuda/arch/barrier.cuh"
-#include "cuda/sm90/common/chunks.cuh"
+#include "cuda/sm90/common/gates.cuh"
+#include "cuda/sm90/common/maps.cuh"
+#include "cuda/sm90/grad_v/config.h"
 
-namespace tfla::cuda::sm90::values {
-
-using namespace scores;
-
-inline constexpr int threads = 3 * warpgroup;
-inline constexpr int consumer_warps = 8;
-// 504 in all: what 384 threads at 168 own.
-inline constexpr int producer_registers = 24, consumer_registers = 240;
+namespace tfla::cuda::sm90::grad_v {
 
 struct Maps {
   CUtensorMap q, k;    // boxes of 128 tokens
   CUtensorMap dh, dv;  // of 64
   CUtensorMap dC;      // of 64 rows
 };
-struct PackedMaps : Maps {
-  CUtensorMap nothing;
-};
-template <bool Packed>
-using MapsOf = std::conditional_t<Packed, PackedMaps, Maps>;
+template <class C>
+using MapsOf = MapsFor<Maps, C::packed>;
 
 // The rest of the call.
 struct Work {
   Chunks chunks;
-  int depth;  // panels of 64 that dqk takes
-  Parts parts;
+  int depth;  // panels of 64 columns of dqk
+  ColumnTiles tiles;
   int dhv;
-  int state_tiles, state_columns;  // of dC, in all and side by side (float16)
+  int state_tiles, state_columns;  // float16: tiles of dC that have a scale of their own, in all and side by side
 };
 
-// A part of `Panels` x 64 columns of dhv of a chunk and head. All parts of it read Q and K.
-template <int Panels, bool Packed>
-struct Part : Tile<Packed> {
+// `C::panels` x 64 columns of dhv of a chunk of a head. All tiles of a chunk read Q and K.
+template <class C>
+struct ColumnTile : Tile<C::packed> {
   int column;  // first one
 
-  __device__ __forceinline__ Part(const Work& work, unsigned tile)
-      : Tile<Packed>(work.chunks, work.parts.chunk_of(tile)),
-        column(static_cast<int>(work.parts.part_of(tile)) * Panels * panel) {}
+  __device__ __forceinline__ ColumnTile(const Work& work, unsigned tile)
+      : Tile<C::packed>(work.chunks, work.tiles.chunk_of(tile)),
+        column(static_cast<int>(work.tiles.column_tile_of(tile)) * C::panels * panel) {}
 };
 
-// Items of the ring in a tile: (K_0, Q_0), dC_0, (K_1, Q_1), dC_1, ..., dH of queries 0..63, dH of queries 64..127.
-struct Plan {
-  static constexpr int ring_slots = 6;  // 7 have room, but bring parts of a chunk further apart: 2 % slower
-  static constexpr unsigned room = 2 * slot_bytes;
+// Shared memory, in bytes. The ring takes these items for a tile: (K_0, Q_0), dC_0, (K_1, Q_1), dC_1, ..., dH of token
+// block 0, dH of token block 1.
+struct Shared {
+  static constexpr int ring_slots = 6;  // 7 have room, but bring the tiles of a chunk further apart: 2 % slower
+  static constexpr unsigned slot_bytes = 2 * chunk_panel_bytes;
 
   static constexpr unsigned ring = 0;
-  using Gates = GatePlan<ring + ring_slots * room>;
+  using Gates = GateShared<ring + ring_slots * slot_bytes>;
   static constexpr unsigned barriers = Gates::end;
 };
 
-// `full` ones are waited for by consumers, `empty` ones by producers, `staged` ones by the store warp.
+// Math warpgroups wait for `full` barriers, the load thread for `empty` ones, the store thread for `staged` ones.
 struct Barriers {
-  static constexpr int ring_slots = Plan::ring_slots;
-  static constexpr int count = 6 + 2 * ring_slots;
-  unsigned base;
+  static constexpr int ring_slots = Shared::ring_slots;
+  enum Place : int {
+    gates_full_at,
+    gates_empty_at,
+    staged_at,
+    ring_full_at = staged_at + 4,
+    ring_empty_at = ring_full_at + ring_slots,
+    count = ring_empty_at + ring_slots
+  };
+  unsigned memory;
 
-  __device__ __forceinline__ unsigned at(int index) const { return base + 8 * index; }
-  __device__ __forceinline__ unsigned gates_full() const { return at(0); }
-  __device__ __forceinline__ unsigned gates_empty() const { return at(1); }
-  // Tiles in turn have their own. With one panel of dqk a tile has fewer items than the ring has slots, and a second
-  // tile may be staged before the store warp has seen the first: one barrier for all would then be two phases on,
-  // which looks as if nothing had been staged.
-  __device__ __forceinline__ unsigned staged(int consumer, unsigned tile) const {
-    return at(2 + consumer) + 16 * (tile & 1);
+  __device__ __forceinline__ unsigned at(int number) const { return memory + Shared::barriers + 8 * number; }
+  __device__ __forceinline__ unsigned gates_full() const { return at(gates_full_at); }
+  __device__ __forceinline__ unsigned gates_empty() const { return at(gates_empty_at); }
+  // One for each token block and for even and odd tiles. With one panel of dqk a tile has fewer items than the ring has
+  // slots, and a second tile may be staged before the store thread has seen the first: a barrier for both would then be
+  // two phases on, which looks as if nothing had been staged.
+  __device__ __forceinline__ unsigned staged(int block, unsigned tile) const {
+    return at(staged_at + block) + 16 * (tile & 1);
   }
-  __device__ __forceinline__ unsigned ring_full(int s) const { return at(6 + s); }
-  __device__ __forceinline__ unsigned ring_empty(int s) const { return at(6 + ring_slots + s); }
+  __device__ __forceinline__ unsigned ring_full(int slot) const { return at(ring_full_at + slot); }
+  __device__ __forceinline__ unsigned ring_empty(int slot) const { return at(ring_empty_at + slot); }
 
-  // By one thread. Every consumer warp empties a slot; where a result leaves through it, the store warp does so in
-  // place of the first of them, when the result is read.
+  // Every math warp arrives for a slot to be empty; for a slot that dV leaves through, the store thread arrives in the
+  // place of the first of them (see ChunkLane::leads_but_first).
+  template <class C>
   __device__ void init() const {
-    constexpr unsigned arrivals = consumer_warps * arch::warp_arrivals;
-    arch::barrier_init(gates_full(), 32);
+    constexpr unsigned arrivals = C::math_warps * arch::warp_arrivals;
+    arch::barrier_init(gates_full(), warp_threads);
     arch::barrier_init(gates_empty(), arrivals);
     for (int x = 0; x < 4; ++x) arch::barrier_init(staged(x % 2, x / 2), arrivals / 2);
-    for (int s = 0; s < ring_slots; ++s) {
-      arch::barrier_init(ring_full(s), 1);
-      arch::barrier_init(ring_empty(s), arrivals);
+    for (int slot = 0; slot < ring_slots; ++slot) {
+      arch::barrier_init(ring_full(slot), 1);
+      arch::barrier_init(ring_empty(slot), arrivals);
     }
-    arch::barriers_ready();
   }
 };
 
-inline constexpr unsigned shared_bytes = Plan::barriers + 8 * Barriers::count;
+enum NamedBarrier : int { dh_read = 1, math_0_barrier };
+
+inline constexpr unsigned shared_bytes = Shared::barriers + 8 * Barriers::count;
 static_assert(shared_bytes <= cta_shared_bytes, "what a CTA may have");
 
-}  // namespace tfla::cuda::sm90::values
+}  // namespace tfla::cuda::sm90::grad_v

@@ -1,5 +1,5 @@
-// Totals of the segments of packed sequences become the states at their boundaries: the sum of the totals before it (in
-// reverse time: after it), each decayed by what lies between.
+// segment_scan of packed sequences: turns the totals of segments into the states at their boundaries. A state is the
+// sum of the totals before its boundary (in reverse time: after it), each decayed over the segments that lie between.
 #include <algorithm>
 
 #include "cuda/arch/cluster.cuh"
@@ -20,7 +20,7 @@ __device__ __forceinline__ void add(float4& sum, float decay, const float4& tota
   add(sum.w, decay, total.w);
 }
 
-// The decay of the state over every segment of a sequence, a warp for each.
+// The decay of the state over every segment of a sequence. A warp takes a segment.
 __device__ __forceinline__ void find_decays(const Call<float>& call, const PackedSegment& sequence, int segments,
                                             int head, float* decays) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -38,10 +38,11 @@ __device__ __forceinline__ void find_decays(const Call<float>& call, const Packe
   }
 }
 
-// In the order of time over the boundaries of a sequence. at(x): the number there, first of a total, then of the state.
+// Over the boundaries of a sequence, in the order of time. at(x): the number at boundary x, which is one of a total
+// before and one of the state after.
 template <bool Reverse, class Number, class At>
 __device__ __forceinline__ void scan(Number running, int segments, const float* decays, const At& at) {
-  constexpr int ahead = 8;  // loads that are under way together
+  constexpr int ahead = 8;  // loads in flight
   for (int first = 0; first + 1 < segments; first += ahead) {
     Number totals[ahead];
     const auto boundary = [&](int x) { return Reverse ? segments - 2 - first - x : first + x; };
@@ -57,13 +58,13 @@ __device__ __forceinline__ void scan(Number running, int segments, const float* 
   }
 }
 
-// `parts` blocks share a head.
+// `head_ctas` CTAs share a head.
 template <bool Reverse>
-__global__ void __launch_bounds__(threads) packed_scan_kernel(Call<float> call, int parts) {
+__global__ void __launch_bounds__(threads) packed_segment_scan_kernel(Call<float> call, int head_ctas) {
   __shared__ float decays[largest_pieces];
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
-  const int head = static_cast<int>(blockIdx.x) / parts, part = static_cast<int>(blockIdx.x) % parts;
+  const int head = static_cast<int>(blockIdx.x) / head_ctas, cta = static_cast<int>(blockIdx.x) % head_ctas;
   const int columns = call.dims.padded_dhv();
   const std::int64_t state = static_cast<std::int64_t>(call.dims.dqk) * columns, quads = state / 4;
   const StridedState& from = Reverse ? call.carried.dC_last : call.carried.C0;
@@ -77,8 +78,8 @@ __global__ void __launch_bounds__(threads) packed_scan_kernel(Call<float> call, 
     __syncthreads();
     const std::int64_t first = call.dims.boundary(sequence.start, 0, head);
     const auto place = [&](int boundary) { return first + static_cast<std::int64_t>(boundary) * call.dims.heads; };
-    for (std::int64_t quad = part * threads + static_cast<int>(threadIdx.x); quad < quads;
-         quad += static_cast<std::int64_t>(parts) * threads) {
+    for (std::int64_t quad = cta * threads + static_cast<int>(threadIdx.x); quad < quads;
+         quad += static_cast<std::int64_t>(head_ctas) * threads) {
       float4 running{};
       if (from.data != nullptr) {
         const std::int64_t r = 4 * quad / columns, c = 4 * quad % columns;  // dhv is a multiple of eight
@@ -90,8 +91,9 @@ __global__ void __launch_bounds__(threads) packed_scan_kernel(Call<float> call, 
         return reinterpret_cast<float4*>(call.stored.segment_C + place(boundary) * state)[quad];
       });
     }
-    // In reverse time nothing comes of n.
-    for (int r = part * threads + static_cast<int>(threadIdx.x); r < call.dims.dqk && !Reverse; r += parts * threads) {
+    // In reverse time n has no total.
+    for (int r = cta * threads + static_cast<int>(threadIdx.x); r < call.dims.dqk && !Reverse;
+         r += head_ctas * threads) {
       float running = 0;
       if (call.carried.n0.data != nullptr)
         running = static_cast<const float*>(
@@ -100,7 +102,7 @@ __global__ void __launch_bounds__(threads) packed_scan_kernel(Call<float> call, 
         return static_cast<float*>(call.stored.segment_n)[place(boundary) * call.dims.dqk + r];
       });
     }
-    __syncthreads();  // nobody reads its decays any more
+    __syncthreads();  // no thread reads the decays of this sequence any more
   }
 }
 
@@ -108,11 +110,11 @@ __global__ void __launch_bounds__(threads) packed_scan_kernel(Call<float> call, 
 
 void launch_packed_segment_scan(const Call<float>& call, bool reverse, cudaStream_t stream) {
   const std::int64_t quads = static_cast<std::int64_t>(call.dims.dqk) * call.dims.padded_dhv() / 4;
-  constexpr std::int64_t wanted_blocks = 1056;  // eight to a multiprocessor
-  const std::int64_t parts =
-      std::clamp<std::int64_t>(wanted_blocks / call.dims.heads, 1, (quads + threads - 1) / threads);
-  launch_chained("packed_scan", reverse ? packed_scan_kernel<true> : packed_scan_kernel<false>, call.dims.heads * parts,
-                 threads, 0, stream, call, static_cast<int>(parts));
+  constexpr std::int64_t wanted_ctas = 1056;  // eight to a multiprocessor
+  const std::int64_t head_ctas =
+      std::clamp<std::int64_t>(wanted_ctas / call.dims.heads, 1, (quads + threads - 1) / threads);
+  launch_chained("packed_segment_scan", reverse ? packed_segment_scan_kernel<true> : packed_segment_scan_kernel<false>,
+                 call.dims.heads * head_ctas, threads, 0, stream, call, static_cast<int>(head_ctas));
 }
 
 }  // namespace tfla::cuda::sm90

@@ -1,11 +1,10 @@
-// Stage `keys` on Hopper with gradients of n, in a file of its own for the sake of compile time. See keys.cu.
 #include "cuda/sm90/grad_qk/kernel.cuh"
 
 namespace tfla::cuda::sm90 {
 
 template <class T>
 void launch_grad_qk_norm(const Call<float>& call, cudaStream_t stream) {
-  keys::launch<T, keys::Pass::norms>(call, stream);
+  grad_qk::launch<T, true>(call, stream);
 }
 
 template void launch_grad_qk_norm<__nv_bfloat16>(const Call<float>&, cudaStream_t);

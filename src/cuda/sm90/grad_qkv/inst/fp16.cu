@@ -1,7 +1,11 @@
-// The kernels of gradients.cu for float16, in a file of their own because they take long to compile.
 #include "cuda/sm90/grad_qkv/kernel.cuh"
 
 namespace tfla::cuda::sm90 {
+
+template <class T>
+void launch_grad_qkv(const Call<float>& call, cudaStream_t stream) {
+  grad_qkv::launch<T>(call, stream);
+}
 
 template void launch_grad_qkv<__half>(const Call<float>&, cudaStream_t);
 

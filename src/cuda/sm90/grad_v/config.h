@@ -1,0 +1,25 @@
+// grad_v: its configurations.
+#pragma once
+
+#include "cuda/sm90/common/chunks.cuh"
+
+namespace tfla::cuda::sm90::grad_v {
+
+using namespace grad;
+
+struct Options {
+  int panels;  // of 64 columns of dhv in a tile
+  bool packed;
+};
+
+template <class Type, Options O>
+struct Config : ConfigBase<Type, O.packed> {
+  static constexpr int panels = O.panels;
+
+  // Per thread; 504 in all, what 384 threads at 168 own.
+  static constexpr int load_registers = 24, math_registers = 240;
+};
+
+inline constexpr int most_panels = 4;  // dV of 64 keys and their scores fill the registers
+
+}  // namespace tfla::cuda::sm90::grad_v
