@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "core/checks.h"
+#include "core/names.h"
 #include "plan/cost/plan_cost.h"
 #include "plan/cpu_plan.h"
 #include "plan/kernel_table.h"
@@ -9,24 +10,6 @@
 namespace tfla {
 
 namespace {
-
-const char* text(Operation operation) {
-  switch (operation) {
-    case Operation::forward: return "forward";
-    case Operation::backward: return "backward";
-    case Operation::step: return "step";
-  }
-  return "";
-}
-
-const char* text(Formulation formulation) {
-  switch (formulation) {
-    case Formulation::chunkwise: return "chunkwise";
-    case Formulation::parallel: return "parallel";
-    case Formulation::recurrent: return "recurrent";
-  }
-  return "";
-}
 
 std::string tile_of(const KernelRow& row) {
   if (row.rows > 0 && row.columns > 0) return fmt::format("{} x {} tiles, ", row.rows, row.columns);
@@ -64,7 +47,7 @@ std::string describe(const Plan& plan) {
   const auto line = [&page](const char* key, const std::string& value) {
     page += fmt::format("{:<16}{}\n", key, value);
   };
-  line("operation", fmt::format("{}, {}", text(plan.operation), text(plan.formulation)));
+  line("operation", fmt::format("{}, {}", name(plan.operation), name(plan.formulation)));
   line("shape", fmt::format("B {}  T {}  N {}  Hqk {}  H {}  dqk {}  dhv {}", shape.batch, shape.tokens,
                             shape.sequences, shape.qk_heads, shape.heads, shape.dqk, shape.dhv));
   line("types", fmt::format("tensors {}, gates {}, arithmetic {}", name(shape.dtype), name(shape.gate_dtype),
