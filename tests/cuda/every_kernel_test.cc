@@ -4,7 +4,7 @@
 #include <ostream>
 #include <string>
 
-#include "cuda/sm90/entry.h"
+#include "plan/backend.h"
 #include "tests/cuda/on_gpu.h"
 #include "tests/support/every_kernel_cases.h"
 
@@ -23,7 +23,7 @@ TEST_P(EveryKernel, WithinBounds) {
   const SmallCase& small = GetParam();
   const Case& c = small.c;
   if (small.kernels == Kernels::hopper) {
-    if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
+    if (backend(Device::cuda).facts().capability != 90) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
     EXPECT_EQ(check_on_hopper(c, true, {}, small.norms).segments > 1, small.segments);
     return;
   }
