@@ -10,16 +10,16 @@ namespace tfla::cuda {
 
 namespace {
 
-// A CTA's tile of the state: column_groups threads side by side on a row of C, four columns each, the others on the
-// rows below. Each thread has `ahead` rows in flight while it works on as many.
-struct Narrow {
-  static constexpr int column_groups = 16, ctas = 1;  // CTAs per multiprocessor
-  [[maybe_unused]] static constexpr int ahead = 4;
+// A CTA's tile of the state: ColumnGroups threads side by side on a row of C, four columns each, the others on the rows
+// below. Each thread has Ahead rows in flight while it works on as many. Ctas: of a multiprocessor.
+template <int ColumnGroups, int Ahead, int Ctas>
+struct StepTile {
+  static constexpr int column_groups = ColumnGroups;
+  [[maybe_unused]] static constexpr int ahead = Ahead;
+  static constexpr int ctas = Ctas;
 };
-struct Wide {
-  static constexpr int column_groups = 32, ctas = 5;
-  [[maybe_unused]] static constexpr int ahead = 2;
-};
+using Narrow = StepTile<16, 4, 1>;
+using Wide = StepTile<32, 2, 5>;
 
 // CTAs per multiprocessor. Queries and keys of more than 16 bits take more registers.
 template <class T, class Tile>
