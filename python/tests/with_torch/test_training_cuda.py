@@ -51,10 +51,12 @@ def losses(gate: str, device: str, dtype: torch.dtype) -> list[float]:
     return torch.stack(curve).tolist()
 
 
-def kernels(operation: str) -> str:
+def on_hopper(operation: str) -> list[str]:
+    """The kernels of sm_90a that a call launches."""
     shape = {"batch": BATCH, "tokens": TOKENS, "heads": HEADS, "dqk": DQK, "dhv": DHV}
     plan = info.describe(operation, **shape, dtype="bfloat16", device="cuda")
-    return next(line for line in plan.splitlines() if line.startswith("kernels"))
+    lines = [line.removeprefix("kernels").split() for line in plan.splitlines() if "sm_90a" in line]
+    return [line[0] for line in lines]
 
 
 @pytest.mark.skipif(not usable(), reason="no GPU, or tfla or torch were built without CUDA")
@@ -62,7 +64,8 @@ def kernels(operation: str) -> str:
 @pytest.mark.parametrize("gate", ["exp", "sigmoid"])
 def test_the_loss_is_that_of_the_cpu_at_every_step(gate):
     if torch.cuda.get_device_capability() == (9, 0):
-        assert "outputs (sm_90a)" in kernels("forward") and "gradients (sm_90a)" in kernels("backward")
+        assert "forward" in on_hopper("forward")
+        assert any(kernel.startswith(("grad_qk", "grad_qkv")) for kernel in on_hopper("backward"))
     expected = losses(gate, "cpu", torch.float32)
     assert expected[-1] < 0.9 * expected[0]  # it has learned something
     assert losses(gate, "cuda", torch.bfloat16) == pytest.approx(expected, rel=0.01)
