@@ -15,11 +15,12 @@ namespace {
 template <int ColumnGroups, int Ahead, int Ctas>
 struct StepTile {
   static constexpr int column_groups = ColumnGroups;
-  [[maybe_unused]] static constexpr int ahead = Ahead;
+  static constexpr int ahead = Ahead;
   static constexpr int ctas = Ctas;
 };
 using Narrow = StepTile<16, 4, 1>;
 using Wide = StepTile<32, 2, 5>;
+static_assert(Narrow::ahead > Wide::ahead, "few states: more rows in flight");
 
 // CTAs per multiprocessor. Queries and keys of more than 16 bits take more registers.
 template <class T, class Tile>
