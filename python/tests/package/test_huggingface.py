@@ -28,7 +28,6 @@ assert sys.modules["tfla"].__file__.startswith(str(folder))
 x, gate = torch.randn(1, 6, 1, 4), torch.randn(1, 6, 1)
 h = kernel.mlstm(x, x, x, gate, gate)
 import tfla
-from repository import ROOT
 assert tfla.mlstm is kernel.mlstm and torch.equal(h, tfla.mlstm(x, x, x, gate, gate))
 print(tuple(h.shape), kernel.__version__, "mlstm" in dir(kernel))
 """
