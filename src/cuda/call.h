@@ -176,9 +176,10 @@ struct StoredStates {
 // Scratch of sums from which stage grad_gates makes di and df.
 template <class Real>
 struct GradientSums {
-  Real* rows;       // [Config::sum_terms,dqk tiles,H,tokens] q.dq
-  Real* columns;    // [Config::sum_terms,dqk tiles,H,tokens] k.dk
-  Real* outflow;    // [dqk tiles,H,tokens] k.dk through the outgoing state
+  Real* rows;       // [Config::sum_terms,parts,H,tokens] q.dq
+  Real* columns;    // [Config::sum_terms,parts,H,tokens] k.dk
+  Real* outflow;    // [parts,H,tokens] k.dk through the outgoing state
+  int parts;        // tiles of dqk
   double* through;  // [chunk_count,H,through_parts] <C, dC> + <n, dn> past the chunk
   int through_parts;
   double* traces;  // [chunk_count,H,trace_parts] <C, dC> of both as they are stored, times gbar; null: not made

@@ -77,6 +77,8 @@ void launch_hopper(const Launch& launch, const Call<float>& call, cudaStream_t s
     case Kernel::grad_v: return sm90::launch_grad_v<T>(call, tile, stream);
     case Kernel::grad_qk: return sm90::launch_grad_qk<T>(call, stream);
     case Kernel::grad_qk_norm: return sm90::launch_grad_qk_norm<T>(call, stream);
+    case Kernel::grad_v_reverse: return sm90::launch_grad_v_reverse(call, tile, stream);
+    case Kernel::grad_qk_reverse: return sm90::launch_grad_qk_reverse(call, tile, stream);
     case Kernel::grad_qkv: return sm90::launch_grad_qkv<T>(call, tile, stream);
     case Kernel::grad_qkv_small: return sm90::launch_grad_qkv_small(call, tile, stream);
     default: throw InvalidArgument("tfla: plan has a launch that this build does not know; plan these arguments again");
@@ -212,6 +214,7 @@ void backward_as(const MlstmBackward& args, const Plan& plan, const Call<typenam
   call.carried.dn_last = strided_state(args.dlast_state.n);
   call.carried.dC0 = strided_state(args.dinitial_state.C);
   call.carried.dn0 = strided_state(args.dinitial_state.n);
+  call.sums.parts = static_cast<int>(sum_parts(plan));
   call.sums.through_parts = static_cast<int>(through_parts(plan));
   call.sums.trace_parts = static_cast<int>(trace_parts(plan));
   for (const Launch& launch : plan.launches) run_launch<T>(launch, plan, call, stream);

@@ -19,6 +19,7 @@ struct Choice {
   bool hopper = false;         // and they run
   bool grad_qkv = false;       // backward: the gradients of q, k, v by Hopper's kernels too
   bool grad_states_v = false;  // backward: dC and dV by one kernel
+  bool reverse = false;        // backward: dV by one kernel, dQ and dK by another, each with dC on the chip
   bool norms = false;          // backward: the exact gradient of the normalizer, or one of the last n
 };
 
@@ -42,7 +43,7 @@ bool hopper_takes(const Plan& plan) {
 // Heads are not grouped, and a negative scale would turn the sign of what is rounded.
 bool hopper_takes_grad_qkv(const Plan& plan) {
   const MlstmShape& shape = plan.shape;
-  constexpr std::int64_t tile = 128, items_of_a_tile = 32;  // of the ring, which are counted over all tiles
+  constexpr std::int64_t tile = 64, items_of_a_tile = 32;  // of the ring, which are counted over all tiles
   const std::int64_t chunks = shape.packed ? shape.tokens / hopper::chunk + shape.sequences
                                            : shape.batch * ceil_div(shape.tokens, hopper::chunk);
   const auto parts = static_cast<double>(ceil_div(std::max(shape.dqk, shape.dhv), tile));
@@ -54,6 +55,11 @@ bool hopper_takes_grad_qkv(const Plan& plan) {
 
 // Heads that do not fit into one CTA of grad_qkv take grad_v and grad_qk.
 bool splits_grad_qkv(const MlstmShape& shape) { return find_row(Kernel::grad_qkv, Needs::sm90a, shape) == no_row; }
+
+ReverseKernels way_of(const Choice& choice) {
+  if (choice.reverse) return ReverseKernels::v_and_qk;
+  return choice.grad_states_v ? ReverseKernels::states_and_v : ReverseKernels::states;
+}
 
 // Portable kernels: by the cost model. Hopper's kernels compute in tiles of 64 and 128 tokens whatever the chunk is;
 // its size says how much memory the states of backward may take. They are 128 tokens apart all the same, but only some
@@ -72,7 +78,7 @@ void choose_ranges(Plan& plan, const Choice& choice) {
     plan.slices =
         std::clamp<std::int64_t>(plan.chunk / hopper::chunk, 1, std::max<std::int64_t>(plan.shape.qk_heads, 1));
   if (choice.hopper)
-    choose_hopper_segments(plan, ceil_div(longest, hopper::chunk), choice.grad_states_v);
+    choose_hopper_segments(plan, ceil_div(longest, hopper::chunk), way_of(choice));
   else
     choose_segments(plan, ceil_div(longest, plan.chunk));
 }
@@ -85,7 +91,9 @@ Choice choose(Plan& plan, bool portable) {
   choice.hopper = choice.hopper_shape && shape.aligned;
   choice.grad_qkv = choice.hopper && backward && hopper_takes_grad_qkv(plan);
   choice.norms = backward && (resolve(plan.options, shape.dqk).exact || shape.dn_last);
-  const bool has_grad_states_v = choice.grad_qkv && find_row(Kernel::grad_states_v, Needs::sm90a, shape) != no_row;
+  choice.reverse = choice.grad_qkv && !choice.norms && find_row(Kernel::grad_qk_reverse, Needs::sm90a, shape) != no_row;
+  const bool has_grad_states_v =
+      choice.grad_qkv && !choice.reverse && find_row(Kernel::grad_states_v, Needs::sm90a, shape) != no_row;
   choice.grad_states_v = has_grad_states_v && (splits_grad_qkv(shape) || choice.norms);
   // Portable gradients do not read the states of float16 that Hopper's kernels store, nor their gradients of n.
   if (choice.norms || (backward && shape.dtype == DType::float16)) choice.hopper = choice.grad_qkv;
@@ -142,7 +150,8 @@ class Lister {
   void backward() {
     const Needs states = choice_.hopper ? Needs::sm90a : Needs::any_gpu;
     const bool has_denominators = plan_.keep != Keep::nothing;
-    const unsigned token_blocks = choice_.grad_states_v ? variant::token_blocks : 0;
+    const bool by_token_blocks = choice_.grad_states_v || choice_.reverse;
+    const unsigned token_blocks = by_token_blocks ? variant::token_blocks : 0;
     gates(has_denominators ? token_blocks : 0);
     if (plan_.keep != Keep::states) {
       cut(Kernel::segment_totals, Kernel::segment_scan, states);
@@ -150,12 +159,12 @@ class Lister {
     }
     if (!has_denominators) {
       add(Kernel::denominators, Needs::any_gpu);
-      if (choice_.grad_states_v) gates(token_blocks);  // these have denominators in them
+      if (by_token_blocks) gates(token_blocks);  // these have denominators in them
     }
     if (!choice_.grad_qkv && resolve(plan_.options, plan_.shape.dqk).exact)
       add(Kernel::grad_denominators, Needs::any_gpu);
     cut(Kernel::grad_segment_totals, Kernel::grad_segment_scan, states);
-    add(choice_.grad_states_v ? Kernel::grad_states_v : Kernel::grad_states, states);
+    if (!choice_.reverse) add(choice_.grad_states_v ? Kernel::grad_states_v : Kernel::grad_states, states);
     choice_.grad_qkv ? hopper_grad_qkv() : add(Kernel::grad_qkv, Needs::any_gpu);
     add(Kernel::grad_gates, Needs::any_gpu);
   }
@@ -216,6 +225,10 @@ class Lister {
   }
 
   void hopper_grad_qkv() {
+    if (choice_.reverse) {
+      add(Kernel::grad_v_reverse, Needs::sm90a);
+      return add(Kernel::grad_qk_reverse, Needs::sm90a);
+    }
     if (choice_.norms) {
       if (resolve(plan_.options, plan_.shape.dqk).exact) add(Kernel::row_dots, Needs::sm90a);
       add(Kernel::grad_n, Needs::sm90a);
@@ -295,6 +308,8 @@ std::string_view name(Kernel kernel) {
     case Kernel::grad_v: return "grad_v";
     case Kernel::grad_qk: return "grad_qk";
     case Kernel::grad_qk_norm: return "grad_qk_norm";
+    case Kernel::grad_v_reverse: return "grad_v_reverse";
+    case Kernel::grad_qk_reverse: return "grad_qk_reverse";
     case Kernel::grad_qkv: return "grad_qkv";
     case Kernel::grad_qkv_small: return "grad_qkv_small";
     case Kernel::grad_gates: return "grad_gates";

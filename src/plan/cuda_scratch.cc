@@ -126,15 +126,17 @@ class Writer {
   }
 
   void gradients() {
-    const std::int64_t dqk_tiles = ceil_div(shape_.dqk, tile_columns(shape_.dtype));
     real(Buffer::deta, vectors_);
-    layout_.add(Buffer::dC, chunks_ * state_elements(), items_.stored);
-    real(Buffer::dn, chunks_ * shape_.dqk);
+    const bool reverse = launches(plan_, Kernel::grad_qk_reverse, Needs::sm90a);  // dC stays on the chip
+    if (!reverse) {
+      layout_.add(Buffer::dC, chunks_ * state_elements(), items_.stored);
+      real(Buffer::dn, chunks_ * shape_.dqk);
+    }
     for (const Buffer buffer : {Buffer::row_sums, Buffer::column_sums})
-      real(buffer, sum_terms(shape_.dtype) * dqk_tiles * vectors_);
-    real(Buffer::outflow, dqk_tiles * vectors_);
+      real(buffer, sum_terms(shape_.dtype) * sum_parts(plan_) * vectors_);
+    real(Buffer::outflow, sum_parts(plan_) * vectors_);
     layout_.add(Buffer::through, chunks_ * through_parts(plan_), sizeof(double));
-    if (launches(plan_, Kernel::grad_states_v, Needs::sm90a)) {
+    if (reverse || launches(plan_, Kernel::grad_states_v, Needs::sm90a)) {
       layout_.add(Buffer::block_u, vectors_, items_.log);
       for (const Buffer buffer : {Buffer::block_qbar, Buffer::block_abar}) real(buffer, vectors_);
       real(Buffer::block_gbar, TokenCut::count(shape_, hopper::token_block) * shape_.heads);
@@ -187,9 +189,16 @@ TokenCut cut_tokens(const Plan& plan) {
 
 std::int64_t through_parts(const Plan& plan) {
   const MlstmShape& shape = plan.shape;
+  if (launches(plan, Kernel::grad_qk_reverse, Needs::sm90a))
+    return hopper::tiles(shape.dqk, hopper::reverse_rows) * hopper::warps;
   if (runs_on_hopper(plan)) return hopper::through_parts(shape.dqk, shape.dhv);
   constexpr std::int64_t tile_rows = 64, warps_of_a_cta = 4;
   return ceil_div(shape.dqk, tile_rows) * ceil_div(shape.dhv, tile_columns(shape.dtype)) * warps_of_a_cta;
+}
+
+std::int64_t sum_parts(const Plan& plan) {
+  const bool reverse = launches(plan, Kernel::grad_qk_reverse, Needs::sm90a);
+  return ceil_div(plan.shape.dqk, reverse ? hopper::reverse_rows : tile_columns(plan.shape.dtype));
 }
 
 std::int64_t trace_parts(const Plan& plan) {

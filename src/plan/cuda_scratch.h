@@ -106,7 +106,9 @@ struct TokenCut {
 // The largest slice, in whose scratch all of them run.
 [[nodiscard]] Plan largest_slice(Plan plan);
 
-// Parts in which <C, dC> of a chunk comes from grad_states, and from grad_qk; 0: not from there.
+// Parts of dqk in which sums over the rows of dQ and dK come.
+[[nodiscard]] std::int64_t sum_parts(const Plan& plan);
+// Parts in which <C, dC> of a chunk comes from grad_states or grad_qk_reverse, and from grad_qk; 0: not from there.
 [[nodiscard]] std::int64_t through_parts(const Plan& plan);
 [[nodiscard]] std::int64_t trace_parts(const Plan& plan);
 

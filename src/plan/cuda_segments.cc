@@ -25,6 +25,8 @@ std::int64_t tiles_of_totals(const Plan& plan) {
 struct SegmentTime {
   static constexpr double outputs = 1.2;         // of a chunk of forward
   static constexpr double reverse = 2;           // of a chunk of grad_states, with dV or without
+  static constexpr double reverse_v = 1.2;       // of a chunk of grad_v_reverse
+  static constexpr double reverse_qk = 2;        // of a chunk of grad_qk_reverse
   static constexpr double start_of_a_piece = 8;  // and its end
   static constexpr double scan = 4;
   static constexpr double scanned_total = 0.03;
@@ -43,7 +45,7 @@ void choose_segments(Plan& plan, std::int64_t chunks) {
 
 // On Hopper a CTA has a multiprocessor for itself. segment_totals sums up each piece of a segment in a CTA of its own;
 // the last segment needs no total.
-void choose_hopper_segments(Plan& plan, std::int64_t chunks, bool grad_states_v) {
+void choose_hopper_segments(Plan& plan, std::int64_t chunks, ReverseKernels kernels) {
   const bool forward = plan.operation == Operation::forward;
   const std::int64_t totals = tiles_of_totals(plan);
   if (plan.shape.packed) {
@@ -56,13 +58,24 @@ void choose_hopper_segments(Plan& plan, std::int64_t chunks, bool grad_states_v)
   const std::int64_t most_segments = std::clamp<std::int64_t>(chunks / fewest_chunks, 1, most_pieces);
   const std::int64_t heads = plan.shape.sequences * std::max<std::int64_t>(ceil_div(plan.shape.heads, plan.slices), 1);
   const std::int64_t summing = heads * totals;
-  const std::int64_t working = forward || grad_states_v ? heads * hopper::forward_tiles(plan.shape.dhv) : summing;
+  const std::int64_t by_columns = heads * hopper::forward_tiles(plan.shape.dhv);
+  const std::int64_t by_rows = heads * ceil_div(plan.shape.dqk, hopper::reverse_rows);
   const auto turns = [&](std::int64_t ctas) { return static_cast<double>(ceil_div(ctas, multiprocessors(plan))); };
   const auto length = [&](std::int64_t parts) { return static_cast<double>(ceil_div(chunks, parts)); };
+  // Of one chunk in every segment.
+  const auto chunk_time = [&](std::int64_t segments) {
+    if (forward) return turns(by_columns * segments) * SegmentTime::outputs;
+    switch (kernels) {
+      case ReverseKernels::states_and_v: return turns(by_columns * segments) * SegmentTime::reverse;
+      case ReverseKernels::v_and_qk:
+        return turns(by_columns * segments) * SegmentTime::reverse_v +
+               turns(by_rows * segments) * SegmentTime::reverse_qk;
+      default: return turns(summing * segments) * SegmentTime::reverse;
+    }
+  };
   double least = std::numeric_limits<double>::infinity();
   for (std::int64_t segments = 1; segments <= most_segments; ++segments) {
-    const double work =
-        turns(working * segments) * (length(segments) + 1) * (forward ? SegmentTime::outputs : SegmentTime::reverse);
+    const double work = (length(segments) + 1) * chunk_time(segments);
     const std::int64_t most = segments == 1 ? 1 : std::max<std::int64_t>(most_segments / segments, 1);
     for (std::int64_t pieces = 1; pieces <= most; ++pieces) {
       const std::int64_t sums = summing * (segments - 1) * pieces;

@@ -32,6 +32,8 @@ enum class Kernel : std::uint8_t {
   grad_v,               // dV
   grad_qk,              // dQ, dK
   grad_qk_norm,         // dQ, dK with gradients of n
+  grad_v_reverse,       // dV, with dC on the chip
+  grad_qk_reverse,      // dQ, dK, with dC on the chip
   grad_qkv,             // dQ, dK, dV
   grad_qkv_small,       // dQ, dK, dV of small heads
   grad_gates,           // di, df
@@ -189,6 +191,12 @@ inline constexpr auto kernel_table = std::to_array<KernelRow>({
     sm90a(Kernel::grad_states_v, bf16, to(128),    above(64), 128, 128),
     sm90a(Kernel::grad_states_v, bf16, {128, 256}, to(64),    256, 64),
     sm90a(Kernel::grad_states_v, bf16, {128, 256}, above(64), 256, 128),
+
+    // Hopper: dV, then dQ and dK, with dC in registers. A CTA of the second has 64 x 256 of it: registers.
+    sm90a(Kernel::grad_v_reverse,  bf16, to(64),  {64, 256}, 64,  128),
+    sm90a(Kernel::grad_v_reverse,  bf16, to(128), {64, 256}, 128, 128),
+    sm90a(Kernel::grad_qk_reverse, bf16, to(128), {64, 128}, 64,  128),
+    sm90a(Kernel::grad_qk_reverse, bf16, to(128), {64, 256}, 64,  256),
 
     // Hopper: dQ, dK, dV of a chunk in one CTA, as far as its registers go
     sm90a(Kernel::grad_qkv_small, bf16, to(32), to(32), 32, 32),

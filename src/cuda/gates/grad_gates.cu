@@ -190,9 +190,8 @@ __global__ void __launch_bounds__(threads, sizeof(Real) == 8 ? 2 : 3)
 template <class T>
 void launch_grad_gates(const Call<RealOf<T>>& call, cudaStream_t stream) {
   if (call.dims.chunk_count == 0) return;
-  const int dqk_tiles = (call.dims.dqk + Config<T>::width - 1) / Config<T>::width;
   launch_chained("grad_gates", grad_gates_kernel<RealOf<T>, Config<T>::sum_terms>,
-                 call.dims.chunk_count * head_groups(call), threads, 0, stream, call, dqk_tiles,
+                 call.dims.chunk_count * head_groups(call), threads, 0, stream, call, call.sums.parts,
                  call.sums.through_parts);
 }
 

@@ -44,8 +44,9 @@ void launch_forward(const Call<float>& call, TileSize tile, cudaStream_t stream)
 [[nodiscard]] Call<float> part_of_dqk(const Call<float>& call, bool rest);
 void launch_forward_part(const Call<float>& call, bool rest, cudaStream_t stream);
 
-// dC and dV in blocks of 64 tokens: the reverse-time twin of forward, in bfloat16.
+// dC and dV in blocks of 64 tokens: the reverse-time twin of forward, in bfloat16. grad_v_reverse stores no dC.
 void launch_grad_states_v(const Call<float>& call, TileSize tile, cudaStream_t stream);
+void launch_grad_v_reverse(const Call<float>& call, TileSize tile, cudaStream_t stream);
 
 // dQ, dK, dV and the row sums that grad_gates reads, in chunks of 128 tokens.
 template <class T>
@@ -56,6 +57,8 @@ void launch_grad_v(const Call<float>& call, TileSize tile, cudaStream_t stream);
 // With call.sums.traces also <C, dC> of every chunk. grad_qk_norm reads deta and dn.
 template <class T>
 void launch_grad_qk(const Call<float>& call, cudaStream_t stream);
+// The same for bfloat16 with dC on the chip, in reverse time.
+void launch_grad_qk_reverse(const Call<float>& call, TileSize tile, cudaStream_t stream);
 template <class T>
 void launch_grad_qk_norm(const Call<float>& call, cudaStream_t stream);
 

@@ -46,6 +46,13 @@ __device__ __forceinline__ uint32_t split(float2 x, uint32_t& rest) {
 
 // How weighted keys enter the products. Rounded once; or as the sum of two bfloat16, both terms made at a time, which
 // takes more registers, or in turn, which makes them twice. One float16 has the digits of results in float16.
+// The weights of two tokens: rounded, and what the rounding left.
+struct WeightPair {
+  uint32_t high, low;
+
+  __device__ __forceinline__ explicit WeightPair(uint2 words) : high(words.x), low(words.y) {}
+};
+
 enum class KeyTerms : std::uint8_t { one, two, two_in_turn };
 
 struct TileConfig {
@@ -57,6 +64,8 @@ struct TileConfig {
   bool paired_weights = false;  // keys are weighted two at a time, by weights in two bfloat16; n comes from a product
   bool sums_n = true;           // n is summed up with C
   bool reads_ahead = false;     // keys are read while the products before them are in flight, which takes registers
+  int tokens = token_block;     // that are added at a time
+  int value_panel_bytes = panel_bytes;  // from one panel of values to the next
 };
 
 template <class T, TileConfig C>
@@ -132,26 +141,34 @@ struct StateTile {
 
   // This thread's share of the scalar product with a state in such panels.
   __device__ __forceinline__ float product_with(unsigned panels, const Lane& lane) {
-    float sum = 0;
+    float2 sums{0, 0};
 #pragma unroll
     for (int m = 0; m < C.row_panels; ++m)
 #pragma unroll
-      for (int n = 0; n < C.columns / 16; ++n) {
-        uint32_t tiles[4];
-        arch::load_tiles(
-            tiles, (panels + n / 4 * (C.row_panels * panel_bytes) + m * panel_bytes + lane.tile_row()) ^ (n % 4 * 32));
+      for (int p = 0; p < C.columns / panel; ++p)
+        add_product(sums, m, p, panels + p * (C.row_panels * panel_bytes) + m * panel_bytes, lane);
+    return sums.x + sums.y;
+  }
+  // Adds the product over 64 rows and 64 columns.
+  __device__ __forceinline__ void add_product(float2& sums, int row_panel, int column_panel, unsigned other,
+                                              const Lane& lane) {
 #pragma unroll
-        for (int x = 0; x < 4; ++x) {
-          const float2 pair = arch::unpack(tiles[x], T{});
-          sum += c[m][8 * n + 2 * x] * pair.x + c[m][8 * n + 2 * x + 1] * pair.y;
-        }
+    for (int n = 0; n < panel / 16; ++n) {
+      uint32_t tiles[4];
+      arch::load_tiles(tiles, (other + lane.tile_row()) ^ (n * 32));
+      const float* own = c[row_panel] + column_panel * (panel / 2) + 8 * n;
+#pragma unroll
+      for (int x = 0; x < 4; ++x) {
+        const float2 pair = arch::unpack(tiles[x], T{});
+        sums = {fmaf(own[2 * x], pair.x, sums.x), fmaf(own[2 * x + 1], pair.y, sums.y)};
       }
-    return sum;
+    }
   }
 
-  // Adds a token block: C += (weight X)^T Y. x: row_panels panels of keys, from the lane's transposed_row on; y: panels
-  // of values; weight(t): of tokens t and t + 1. The sums of weight X over this thread's tokens go to n. before():
-  // what happens to the state first. The products are in flight on return.
+  // Adds tokens: C += (weight X)^T Y. x: row_panels panels of keys, from the lane's transposed_row on; y: panels
+  // of values; weight(t): of tokens t and t + 1, a float2 or, for paired weights without n, a WeightPair. The sums of
+  // weight X over this thread's tokens go to n. before(): what happens to the state first. The products are in flight
+  // on return.
   template <class Weight, class Before>
   __device__ __forceinline__ void add(unsigned x, unsigned y, const Lane& lane, const Weight& weight, N& n,
                                       const Before& before) {
@@ -185,8 +202,8 @@ struct StateTile {
                                               const Before& before) {
     Weighted sets[C.operand_sets];
     constexpr int turns = C.terms == KeyTerms::two_in_turn ? 2 : 1;
-    constexpr int groups = C.row_panels / at_once, steps = token_block / 16 * groups * turns;
-    const std::uint64_t values = arch::tile_descriptor(y, panel_bytes);
+    constexpr int groups = C.row_panels / at_once, steps = C.tokens / 16 * groups * turns;
+    const std::uint64_t values = arch::tile_descriptor(y, C.value_panel_bytes);
     Keys keys;
     float2 weights[2];
     const auto read = [&](int s) {
@@ -255,13 +272,19 @@ struct StateTile {
     PairedWeights w;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float2 whole = weight(16 * k + 8 * h + lane.pair);
-      w.high[h] = arch::round_pair(whole);
-      const float2 a = arch::widen_pair(w.high[h]), rest{whole.x - a.x, whole.y - a.y};
-      w.low[h] = arch::round_pair(rest);
-      const float2 b = arch::widen_pair(w.low[h]);
-      const uint32_t lowest = arch::round_pair({rest.x - b.x, rest.y - b.y});
-      w.column[h] = (w.high[h] & masks[0]) | (w.low[h] & masks[1]) | (lowest & masks[2]);
+      const auto given = weight(16 * k + 8 * h + lane.pair);
+      if constexpr (std::is_same_v<decltype(given), const WeightPair>) {
+        w.high[h] = given.high;
+        w.low[h] = given.low;
+      } else {
+        const float2 whole = given;
+        w.high[h] = arch::round_pair(whole);
+        const float2 a = arch::widen_pair(w.high[h]), rest{whole.x - a.x, whole.y - a.y};
+        w.low[h] = arch::round_pair(rest);
+        const float2 b = arch::widen_pair(w.low[h]);
+        const uint32_t lowest = arch::round_pair({rest.x - b.x, rest.y - b.y});
+        w.column[h] = (w.high[h] & masks[0]) | (w.low[h] & masks[1]) | (lowest & masks[2]);
+      }
     }
     return w;
   }
@@ -282,7 +305,7 @@ struct StateTile {
   __device__ __forceinline__ void add_pairs(unsigned x, unsigned y, const Lane& lane, const Weight& weight, N& n,
                                             const Before& before) {
     Weighted sets[C.operand_sets];
-    const std::uint64_t values = arch::tile_descriptor(y, panel_bytes);
+    const std::uint64_t values = arch::tile_descriptor(y, C.value_panel_bytes);
     const int term = lane.lane / 4;
     const uint32_t masks[3] = {term == 0 ? ~0U : 0, term == 1 ? ~0U : 0, term == 2 ? ~0U : 0};
     uint32_t keys[4];
@@ -290,7 +313,7 @@ struct StateTile {
     before();
     pin();
 #pragma unroll
-    for (int k = 0; k < token_block / 16; ++k) {
+    for (int k = 0; k < C.tokens / 16; ++k) {
       const PairedWeights weights = pair_weights(k, lane, weight, masks);
 #pragma unroll
       for (int m = 0; m < C.row_panels; ++m) {
@@ -301,7 +324,7 @@ struct StateTile {
         weigh_pairs(set, keys, weights);
         float sums[4] = {0, 0, 0, 0};  // of 16 tokens: tensor cores do not round as an addition does
         if constexpr (C.sums_n) arch::multiply_add(sums, keys, weights.column[0], weights.column[1], __nv_bfloat16{});
-        if (C.reads_ahead && s + 1 < token_block / 16 * C.row_panels)
+        if (C.reads_ahead && s + 1 < C.tokens / 16 * C.row_panels)
           arch::load_tiles_transposed(keys,
                                       x + (s + 1) % C.row_panels * panel_bytes + (s + 1) / C.row_panels * token_step);
         arch::products_begin();

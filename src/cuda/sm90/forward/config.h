@@ -66,7 +66,7 @@ struct Config {
 
   static_assert(keep != Keep::denominators, "a kernel keeps states or nothing; denominators are kept at run time");
   static_assert(!scaled || !keeps_states, "kernels of float16 must keep nothing: plan.cc asks for no states there");
-  static_assert(!reverse || (keeps_states && !normalized), "a reverse-time kernel must keep states and have no n");
+  static_assert(!reverse || !normalized, "a reverse-time kernel must have no n");
 
   // A state of 256 x 128 takes two warpgroups, half of the rows each, which leaves one for the outputs.
   static constexpr bool split_state = dqk_panels * columns > 256;
@@ -83,7 +83,7 @@ struct Config {
 
   // Factored: O = P V + Q C with everything divided by qbar till the end. P V does not wait for the state, and nothing
   // is multiplied between the products.
-  static constexpr bool factored = !large_dqk && columns == 128 && !scaled && !keeps_states;
+  static constexpr bool factored = !large_dqk && columns == 128 && !scaled && !keeps_states && !reverse;
   static constexpr Schedule schedule = split_state ? Schedule::wide : factored ? Schedule::factored : Schedule::plain;
 
   // n as three more columns of C: q.n then comes with Q C, which reads Q once. Kept states leave in panels of 64

@@ -7,7 +7,7 @@
 // their keys masked. scale / den belongs to the queries, which are columns here, so it is in their gate vectors
 // (gates.cu). P is rounded once, as in grad_v.
 //
-// plan.cc asks for it where heads are too wide for grad_qkv, and where it fills the GPU better.
+// grad_v_reverse is the same without a stored dC: grad_qk_reverse has its own.
 #include "cuda/sm90/forward/kernel.cuh"
 
 namespace tfla::cuda::sm90 {
@@ -16,12 +16,12 @@ namespace {
 
 using T = __nv_bfloat16;
 
-template <int DqkPanels, int Columns>
+template <int DqkPanels, int Columns, Keep K = Keep::states>
 void launch(const Call<float>& call, cudaStream_t stream) {
   constexpr forward::Options options{.dqk_panels = DqkPanels,
                                      .columns = Columns,
                                      .normalized = false,
-                                     .keep = Keep::states,
+                                     .keep = K,
                                      .packed = false,
                                      .direction = Time::reverse};
   forward::launch_by_packing<T, options>(call, stream);
@@ -59,6 +59,11 @@ void launch_grad_states_v(const Call<float>& call, TileSize tile, cudaStream_t s
   const Call<float> twin = twin_of(call);
   if (tile.rows == 256) return tile.columns == 64 ? launch<4, 64>(twin, stream) : launch<4, 128>(twin, stream);
   tile.rows == 128 ? launch<2, 128>(twin, stream) : launch<1, 128>(twin, stream);
+}
+
+void launch_grad_v_reverse(const Call<float>& call, TileSize tile, cudaStream_t stream) {
+  const Call<float> twin = twin_of(call);
+  tile.rows == 128 ? launch<2, 128, Keep::nothing>(twin, stream) : launch<1, 128, Keep::nothing>(twin, stream);
 }
 
 }  // namespace tfla::cuda::sm90
