@@ -23,7 +23,8 @@ template <class T>
 void launch_segment_totals(const Call<typename Config<T>::Real>& call, Time direction, cudaStream_t stream);
 // Totals of the segments of a sequence become the states they start from.
 template <class T>
-void launch_segment_scan(const Call<typename Config<T>::Real>& call, Time direction, cudaStream_t stream);
+void launch_segment_scan(const Call<typename Config<T>::Real>& call, Time direction, int multiprocessors,
+                         cudaStream_t stream);
 template <class T>
 void launch_grad_states(const Call<typename Config<T>::Real>& call, cudaStream_t stream);
 template <class T>

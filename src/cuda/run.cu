@@ -38,16 +38,18 @@ void copy_initial_state(Call<float>& call, cudaStream_t stream) {
 
 // Kernels that every GPU has.
 template <class T>
-void launch_portable(const Launch& launch, const Call<typename Config<T>::Real>& call, cudaStream_t stream) {
+void launch_portable(const Launch& launch, const Plan& plan, const Call<typename Config<T>::Real>& call,
+                     cudaStream_t stream) {
   switch (row_of(launch).kernel) {
     case Kernel::segment_totals: return launch_segment_totals<T>(call, Time::forward, stream);
-    case Kernel::segment_scan: return launch_segment_scan<T>(call, Time::forward, stream);
+    case Kernel::segment_scan: return launch_segment_scan<T>(call, Time::forward, plan.gpu.multiprocessors, stream);
     case Kernel::states: return launch_states<T>(call, stream);
     case Kernel::denominators: return launch_denominators<T>(call, stream);
     case Kernel::outputs: return launch_outputs<T>(call, stream);
     case Kernel::grad_denominators: return launch_grad_denominators<T>(call, stream);
     case Kernel::grad_segment_totals: return launch_segment_totals<T>(call, Time::reverse, stream);
-    case Kernel::grad_segment_scan: return launch_segment_scan<T>(call, Time::reverse, stream);
+    case Kernel::grad_segment_scan:
+      return launch_segment_scan<T>(call, Time::reverse, plan.gpu.multiprocessors, stream);
     case Kernel::grad_states: return launch_grad_states<T>(call, stream);
     case Kernel::grad_qkv: return launch_grad_qkv<T>(call, stream);
     default: throw InvalidArgument("tfla: plan has a launch that this build does not know; plan these arguments again");
@@ -114,11 +116,11 @@ void run_launch(const Launch& launch, const Plan& plan, Call<typename Config<T>:
     if (takes_part_of_dqk(launch, plan)) {
       const Call<float> part = sm90::part_of_dqk(call, is(launch, variant::rest_of_dqk));
       return row.needs == Needs::sm90a ? launch_hopper<T>(launch, part, stream)
-                                       : launch_portable<T>(launch, part, stream);
+                                       : launch_portable<T>(launch, plan, part, stream);
     }
     if (row.needs == Needs::sm90a) return launch_hopper<T>(launch, call, stream);
   }
-  launch_portable<T>(launch, call, stream);
+  launch_portable<T>(launch, plan, call, stream);
 }
 
 template <class T>

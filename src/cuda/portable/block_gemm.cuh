@@ -228,6 +228,7 @@ __device__ __forceinline__ void load_tile(T* shared, const T* matrix, std::int64
       arch::copy_16(to + down * shared_stride, from, down < valid_rows ? valid * static_cast<int>(sizeof(T)) : 0);
     }
   } else {
+#pragma unroll 1  // else 32 loads are under way together, and registers spill beside a state of 64
     for (int down = 0; down < Height; down += row_step, from += step) {
 #pragma unroll
       for (int e = 0; e < piece; ++e)

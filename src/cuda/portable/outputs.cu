@@ -10,13 +10,18 @@ namespace {
 
 enum class Wanted { outputs, grad_denominators };
 
+// A number for each of this thread's rows.
+template <class T>
+using PerRow = typename Config<T>::Real[Accumulator<T, tile_rows>::rows];
+
 // q.n of this thread's rows with the n of the chunk's start.
 template <class T>
 __device__ __forceinline__ void dots_with_n(const Call<typename Config<T>::Real>& call, const View<T>& q,
-                                            const typename Config<T>::Norm* n,
-                                            typename Config<T>::Real (&sums)[Accumulator<T, tile_rows>::rows]) {
+                                            std::int64_t number, int head, PerRow<T>& sums) {
   using Rows = Accumulator<T, tile_rows>;
   using Real = typename Config<T>::Real;
+  const auto* n =
+      static_cast<const typename Config<T>::Norm*>(call.stored.n) + (number * call.dims.heads + head) * call.dims.dqk;
 #pragma unroll
   for (int r = 0; r < Rows::rows; ++r) {
     const T* line = q.data + min(Rows::row_of(r), q.rows - 1) * q.stride;
@@ -36,6 +41,70 @@ __device__ __forceinline__ void dots_with_n(const Call<typename Config<T>::Real>
   }
 }
 
+// Which rows of which chunk a CTA has, and which tile of columns where several share the rows.
+struct OutputUnit {
+  int tile, row, head;
+  std::int64_t number;
+
+  __device__ OutputUnit(const Dims& dims, int ctas_across, int row_tiles) {
+    unsigned unit = blockIdx.x;
+    tile = static_cast<int>(unit % ctas_across);
+    unit /= ctas_across;
+    row = static_cast<int>(unit % row_tiles) * tile_rows;
+    unit /= row_tiles;
+    head = static_cast<int>(unit % dims.heads);
+    number = unit / dims.heads;
+  }
+};
+
+// Q C and q.n with the weight of the chunk's start in each row.
+template <class T>
+__device__ __forceinline__ void decay_state(const Call<typename Config<T>::Real>& call, std::int64_t at, int rows,
+                                            Accumulator<T, Config<T>::width>& O, PerRow<T>& qn) {
+  using Rows = Accumulator<T, tile_rows>;
+  using Real = typename Config<T>::Real;
+  Real weight[Rows::rows];
+#pragma unroll
+  for (int r = 0; r < Rows::rows; ++r) {
+    weight[r] = static_cast<Real>(call.rules.scale) * call.gates.qbar[at + min(Rows::row_of(r), rows - 1)];
+    qn[r] *= weight[r];
+  }
+  O.each([&](int r, int, int, int, Real& value) { value *= weight[r]; });
+}
+
+// 1 / den of this thread's rows, from the two parts of q.n: that of the state, and this thread's share of the sums of
+// S. Where `stores`, the first thread of a row keeps it.
+template <class T>
+__device__ __forceinline__ void make_denominators(const Call<typename Config<T>::Real>& call, std::int64_t at, int rows,
+                                                  bool stores, const PerRow<T>& qn, const PerRow<T>& part,
+                                                  PerRow<T>& inverse) {
+  using Rows = Accumulator<T, tile_rows>;
+#pragma unroll
+  for (int r = 0; r < Rows::rows; ++r) {
+    const int t = min(Rows::row_of(r), rows - 1);
+    Denominator<typename Config<T>::Real> den;
+    if (call.rules.normalized) den = {qn[r] + Rows::over_row(part[r]), call.gates.floor[at + t], call.rules.eps};
+    inverse[r] = den.inverse;
+    if (stores && threadIdx.x % Rows::lanes == 0 && Rows::row_of(r) < rows) {
+      call.gates.inverse[at + t] = den.inverse;
+      call.gates.slope[at + t] = den.slope;
+    }
+  }
+}
+
+// deta of this thread's rows, from its share of their dh.h.
+template <class T>
+__device__ __forceinline__ void store_deta(const Call<typename Config<T>::Real>& call, std::int64_t at, int rows,
+                                           const PerRow<T>& dh_h) {
+  using Rows = Accumulator<T, tile_rows>;
+#pragma unroll
+  for (int r = 0; r < Rows::rows; ++r) {
+    const int i = Rows::row_of(r);
+    const auto product = Rows::over_row(dh_h[r]);
+    if (i < rows && threadIdx.x % Rows::lanes == 0) call.gates.deta[at + i] = call.gates.slope[at + i] * product;
+  }
+}
+
 template <class T, Wanted Want>
 __global__ void __launch_bounds__(block_threads, Config<T>::blocks)
     outputs_kernel(Call<typename Config<T>::Real> call, int row_tiles, int dhv_tiles) {
@@ -46,14 +115,8 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks)
   extern __shared__ __align__(16) unsigned char memory[];
   Stream<T> stream{Workspace<T>(memory)};
 
-  unsigned unit = blockIdx.x;
-  const int ctas_across = Want == Wanted::outputs ? dhv_tiles : 1;
-  const int cta_across = static_cast<int>(unit % ctas_across);
-  unit /= ctas_across;
-  const int row = static_cast<int>(unit % row_tiles) * tile_rows;
-  unit /= row_tiles;
-  const int head = static_cast<int>(unit % call.dims.heads);
-  const std::int64_t number = unit / call.dims.heads;
+  const auto [first_tile, row, head, number] =
+      OutputUnit(call.dims, Want == Wanted::outputs ? dhv_tiles : 1, row_tiles);
   const Chunk chunk = call.packing.chunks[number];
   if (row >= chunk.length) return;
   const int rows = min(tile_rows, chunk.length - row);
@@ -73,8 +136,8 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks)
 
   Real dh_h[Scores::rows] = {};
   // outputs: a CTA has one tile of columns. grad_denominators: it has all in turn, since dh.h sums over them.
-  const int last_tile = Want == Wanted::grad_denominators ? dhv_tiles : cta_across + 1;
-  for (int tile = cta_across; tile < last_tile; ++tile) {
+  const int last_tile = Want == Wanted::grad_denominators ? dhv_tiles : first_tile + 1;
+  for (int tile = first_tile; tile < last_tile; ++tile) {
     const int col = tile * width;
     const auto scores = [&](int key) {
       return RowsByRows<T, T, tile_rows>{q, tokens_of<T>(call.tensors.k, chunk, qk_head, key, call.dims.dqk)};
@@ -89,18 +152,8 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks)
       const RowsByColumns<T, Stored> inter{q, chunk_state<T>(call, call.stored.C, number, head).from_column(col)};
       stream.start(inter);
       stream.run(O, inter, [&](int buffer) { scores(0).load(stream.space, 0, buffer); });
-      if (makes_denominators && call.rules.normalized)
-        dots_with_n<T>(call, q,
-                       static_cast<const typename Config<T>::Norm*>(call.stored.n) +
-                           (number * call.dims.heads + head) * call.dims.dqk,
-                       qn);
-      Real weight[Scores::rows];
-#pragma unroll
-      for (int r = 0; r < Scores::rows; ++r) {
-        weight[r] = scale * call.gates.qbar[at + row + min(Scores::row_of(r), rows - 1)];
-        qn[r] *= weight[r];
-      }
-      O.each([&](int r, int, int, int, Real& value) { value *= weight[r]; });
+      if (makes_denominators && call.rules.normalized) dots_with_n<T>(call, q, number, head, qn);
+      decay_state<T>(call, at + row, rows, O, qn);
     } else {
       stream.start(scores(0));
     }
@@ -111,43 +164,24 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks)
         S.each([&](int r, int, int, int, Real& value) { part[r] += value; });
     });
     Real inverse[Scores::rows];
+    if constexpr (makes_denominators) {
+      make_denominators<T>(call, at + row, rows, tile == 0, qn, part, inverse);
+    } else {
 #pragma unroll
-    for (int r = 0; r < Scores::rows; ++r) {
-      const int t = row + min(Scores::row_of(r), rows - 1);
-      if (makes_denominators) {
-        Denominator<Real> den;
-        if (call.rules.normalized) {
-          qn[r] += Scores::over_row(part[r]);
-          den = {qn[r], call.gates.floor[at + t], call.rules.eps};
-        }
-        inverse[r] = den.inverse;
-        if (tile == 0 && threadIdx.x % Scores::lanes == 0 && Scores::row_of(r) < rows) {
-          call.gates.inverse[at + t] = den.inverse;
-          call.gates.slope[at + t] = den.slope;
-        }
-      } else {
-        inverse[r] = call.gates.inverse[at + t];
-      }
+      for (int r = 0; r < Scores::rows; ++r)
+        inverse[r] = call.gates.inverse[at + row + min(Scores::row_of(r), rows - 1)];
     }
     O.each([&](int r, int, int, int, Real& value) { value *= inverse[r]; });
     if constexpr (Want == Wanted::outputs) {
       store_rows(O, call.tensors.h, chunk, head, row, rows, col, call.dims.dhv, stream.space);
     } else {
+      const View<T> dh = tokens_of<T>(call.tensors.dh, chunk, head, row, call.dims.dhv);
       O.each([&](int r, int i, int, int c, Real& value) {
-        if (i >= rows || col + c >= call.dims.dhv) return;
-        dh_h[r] += value * widen<Real>(row_of<T>(call.tensors.dh, chunk.batch, chunk.token + row + i, head)[col + c]);
+        if (i < rows && col + c < dh.cols) dh_h[r] += value * widen<Real>(dh.data[i * dh.stride + col + c]);
       });
     }
   }
-  if constexpr (Want == Wanted::grad_denominators) {
-#pragma unroll
-    for (int r = 0; r < Scores::rows; ++r) {
-      const int i = Scores::row_of(r);
-      const Real product = Scores::over_row(dh_h[r]);
-      if (i < rows && threadIdx.x % Scores::lanes == 0)
-        call.gates.deta[at + row + i] = call.gates.slope[at + row + i] * product;
-    }
-  }
+  if constexpr (Want == Wanted::grad_denominators) store_deta<T>(call, at + row, rows, dh_h);
 }
 
 template <class T, Wanted Want>

@@ -101,12 +101,13 @@ __global__ void __launch_bounds__(block_threads) segment_scan_kernel(Call<typena
 }  // namespace
 
 template <class T>
-void launch_segment_scan(const Call<typename Config<T>::Real>& call, Time direction, cudaStream_t stream) {
+void launch_segment_scan(const Call<typename Config<T>::Real>& call, Time direction, int multiprocessors,
+                         cudaStream_t stream) {
   const std::int64_t states = call.dims.sequences * call.dims.heads;
   if (states == 0) return;
   const std::int64_t groups =
       static_cast<std::int64_t>(call.dims.dqk) * (call.dims.padded_dhv() / scan_width<typename Config<T>::Real> + 1);
-  constexpr std::int64_t wanted_ctas = 1056;  // eight per multiprocessor of a large GPU, all at once
+  const std::int64_t wanted_ctas = std::int64_t{8} * multiprocessors;  // that are resident together
   const std::int64_t parts =
       std::clamp<std::int64_t>(wanted_ctas / states, 1, (groups + block_threads - 1) / block_threads);
   launch_chained(
@@ -116,7 +117,7 @@ void launch_segment_scan(const Call<typename Config<T>::Real>& call, Time direct
 }
 
 #define TFLA_INSTANTIATE(T) \
-  template void launch_segment_scan<T>(const Call<typename Config<T>::Real>&, Time, cudaStream_t)
+  template void launch_segment_scan<T>(const Call<typename Config<T>::Real>&, Time, int, cudaStream_t)
 TFLA_FOR_EACH_TYPE(TFLA_INSTANTIATE);
 #undef TFLA_INSTANTIATE
 

@@ -67,6 +67,7 @@ class StateWalk {
       : call(of),
         shared(memory),
         unit(of.dims, Tile::width, dqk_tiles, dhv_tiles),
+        x_head(unit.head / of.dims.group),
         tiles_across(dhv_tiles),
         flow{of, unit.head},
         segment(of, unit.sequence, unit.index, of.dims.chunks_per_segment),
@@ -105,13 +106,14 @@ class StateWalk {
 
   // Adds the tokens of all slabs.
   __device__ __forceinline__ void run() {
+    SlabPlace next = first_slab();
     if (slabs > 0) {
-      load(0, 0);
+      load(next, 0);
       arch::commit_copies();
-      load_weights(0);
     }
     for (int index = 0; index < slabs; ++index) {
       const int buffer = index % 2;
+      const SlabPlace place = next;
       if (threadIdx.x < Tile::slab) {
         shared.weights[buffer * Tile::slab + threadIdx.x] = weight;
         shared.n_weights[buffer * Tile::slab + threadIdx.x] = n_weight;
@@ -119,14 +121,12 @@ class StateWalk {
       arch::wait_copies<0>();
       __syncthreads();  // the slab is there, and nobody reads the other buffer any more
       if (index + 1 < slabs) {
-        load(index + 1, 1 - buffer);
-        load_weights(index + 1);
+        advance(next);
+        load(next, 1 - buffer);
       }
       arch::commit_copies();
-      const auto [number, slab] = place(index);
-      const Chunk chunk = call.packing.chunks[number];
-      const int chunk_slabs = (chunk.length + Tile::slab - 1) / Tile::slab;
-      if (slab == (forward ? 0 : chunk_slabs - 1)) enter_chunk(number);
+      const bool enters = index == 0 || place.slab == (forward ? 0 : slabs_per_chunk - 1);
+      if (enters) enter_chunk(place.number);
       multiply(buffer);
     }
   }
@@ -163,22 +163,34 @@ class StateWalk {
     });
   }
 
-  // A slab's chunk, and its number there. Slabs of the segment are counted in the order of time.
+  // A slab's chunk, and its number there. Only the last chunk of a segment may have fewer slabs than the others.
   struct SlabPlace {
-    std::int64_t number;
+    int number;
     int slab;
   };
-  [[nodiscard]] __device__ __forceinline__ SlabPlace place(int slab_index) const {
-    if (!forward) slab_index = slabs - 1 - slab_index;
-    return {segment.first + segment.low + slab_index / slabs_per_chunk, slab_index % slabs_per_chunk};
+  [[nodiscard]] __device__ __forceinline__ SlabPlace first_slab() const {
+    const int first = static_cast<int>(segment.first) + segment.low;
+    if (forward) return {first, 0};
+    return {first + (slabs - 1) / slabs_per_chunk, (slabs - 1) % slabs_per_chunk};
+  }
+  // Goes on to the slab that follows in the order of time. A division here would take registers all through the loop.
+  __device__ __forceinline__ void advance(SlabPlace& place) const {
+    const bool leaves = place.slab == (forward ? slabs_per_chunk - 1 : 0);
+    if (forward) {
+      place.slab = leaves ? 0 : place.slab + 1;
+      place.number += leaves ? 1 : 0;
+    } else {
+      place.slab = leaves ? slabs_per_chunk - 1 : place.slab - 1;
+      place.number -= leaves ? 1 : 0;
+    }
   }
 
-  __device__ __forceinline__ void load(int slab_index, int buffer) {
-    const auto [number, slab] = place(slab_index);
-    const Chunk chunk = call.packing.chunks[number];
-    const int token = slab * Tile::slab;
+  // Starts the copy of a slab, and reads its weights.
+  __device__ __forceinline__ void load(const SlabPlace& place, int buffer) {
+    const Chunk chunk = call.packing.chunks[place.number];
+    load_weights(place, chunk);
+    const int token = place.slab * Tile::slab;
     const int rows = min(Tile::slab, chunk.length - token);
-    const int x_head = unit.head / call.dims.group;
     load_tile<Tile::slab, tile_rows>(shared.xs + buffer * Shared::X::size,
                                      row_of<T>(flow.x(), chunk.batch, chunk.token + token, x_head), flow.x().token,
                                      rows, unit.row, call.dims.dqk, flow.x().wide);
@@ -188,24 +200,27 @@ class StateWalk {
   }
 
   // Reads the weights of this thread's token, one slab ahead.
-  __device__ __forceinline__ void load_weights(int slab_index) {
-    const auto [number, slab] = place(slab_index);
-    const Chunk chunk = call.packing.chunks[number];
-    const int token = slab * Tile::slab + static_cast<int>(threadIdx.x);
+  __device__ __forceinline__ void load_weights(const SlabPlace& place, const Chunk& chunk) {
+    const int token = place.slab * Tile::slab + static_cast<int>(threadIdx.x);
     const bool valid = threadIdx.x < Tile::slab && token < chunk.length;
     const std::int64_t at = call.dims.vector(chunk, unit.head);
     weight = valid ? flow.weight(at + token) : Real{0};
     if (unit.col == 0 && valid) {
-      n_weight = flow.n_weight(at + token, call.gates.b_last[number * call.dims.heads + unit.head],
-                               call.gates.m_end[number * call.dims.heads + unit.head]);
+      const std::int64_t chunk_at = of_chunk(place.number);
+      n_weight = flow.n_weight(at + token, call.gates.b_last[chunk_at], call.gates.m_end[chunk_at]);
     } else {
       n_weight = 0;
     }
   }
 
+  // Where a number of a chunk and this head lies.
+  [[nodiscard]] __device__ __forceinline__ std::int64_t of_chunk(int number) const {
+    return static_cast<std::int64_t>(number) * call.dims.heads + unit.head;
+  }
+
   // Stores the state at the border of a chunk, and lets it decay over the chunk.
-  __device__ __forceinline__ void enter_chunk(std::int64_t number) {
-    const std::int64_t at = number * call.dims.heads + unit.head;
+  __device__ __forceinline__ void enter_chunk(int number) {
+    const std::int64_t at = of_chunk(number);
     const Real decay = call.gates.gbar[at];
     if (Which == Pass::proper) {
       store_chunk_state(C, static_cast<Stored*>(flow.stored_C()) + call.dims.state(number, unit.head), unit.row,
@@ -220,8 +235,8 @@ class StateWalk {
 
   // Stores this warp's share of <C, dC> + <n, dn>, with C and n of the chunk's start and dC and dn before its decay.
   // ChunkEnd of gates/grad_gates.cu says what it is for.
-  __device__ __forceinline__ void store_product(std::int64_t number, Real decay) {
-    const std::int64_t at = number * call.dims.heads + unit.head;
+  __device__ __forceinline__ void store_product(int number, Real decay) {
+    const std::int64_t at = of_chunk(number);
     double share = 0;
     if (carries_n) {
       share = static_cast<double>(n) *
@@ -262,6 +277,7 @@ class StateWalk {
   const Call<Real>& call;
   Shared shared;
   StateUnit unit;
+  int x_head;  // this head's, in K or Q
   int tiles_across;
   Flow<T, Direction> flow;
   Segment<Real> segment;

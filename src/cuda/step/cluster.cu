@@ -69,6 +69,18 @@ __device__ __forceinline__ void store_n_and_m(const StepCall<Real>& step, const 
   if (threadIdx.x == 0) static_cast<Real*>(step.m.data)[row.slot * step.m.sequence + head * step.m.head] = token.m;
 }
 
+// Writes h of a token in the columns from `first` on, from every warp's sums of C^T q.
+template <class T, class Real, int Warps, int Width>
+__device__ __forceinline__ void store_h(const Call<Real>& call, const Row<Real>& row, int t, int head, int first,
+                                        const Real (&sums)[Warps][Width], Real inverse) {
+  for (int c = threadIdx.x; c < min(Width, call.dims.dhv - first); c += step_threads) {
+    Real total = 0;
+    for (const auto& warp : sums) total += warp[c];
+    row_of<T>(call.tensors.h, row.batch, row.token + t, head)[first + c] =
+        narrow<T>(static_cast<Real>(call.rules.scale) * total * inverse);
+  }
+}
+
 template <class T, class Tile>
 __global__ void __launch_bounds__(step_threads, resident_ctas<T, Tile>)
     step_cluster_kernel(StepCall<typename Config<T>::Real> step, int column_tiles) {
@@ -136,12 +148,7 @@ __global__ void __launch_bounds__(step_threads, resident_ctas<T, Tile>)
     }
     sum_rows<column_groups>(out, sums);
     __syncthreads();
-    for (int c = threadIdx.x; c < min(width, call.dims.dhv - tile * width); c += step_threads) {
-      Real total = 0;
-      for (const auto& warp : sums) total += warp[c];
-      row_of<T>(call.tensors.h, row.batch, row.token + t, head)[tile * width + c] =
-          narrow<T>(static_cast<Real>(call.rules.scale) * total * own.inverse);
-    }
+    store_h<T>(call, row, t, head, tile * width, sums, own.inverse);
     arch::cluster_wait();  // every CTA has read n and m
     if (tile == 0) store_n_and_m(step, row, head, k, n, old, own);
     if (t + 1 < row.length) {
