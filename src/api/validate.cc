@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string_view>
 #include <vector>
 
 #include "core/alignment.h"
 #include "core/checks.h"
+#include "core/gate_family.h"
 #include "core/overlap.h"
 #include "core/read_index.h"
 #include "plan/backend.h"
@@ -229,7 +231,13 @@ void validate_shape(const MlstmShape& shape) {
 void validate_options(const MlstmOptions& options, Operation operation) {
   const auto in_range = [](auto value, auto highest) { return static_cast<int>(value) <= static_cast<int>(highest); };
   if (!in_range(operation, Operation::step)) refuse("tfla: operation is not one of forward, backward and step");
-  if (!in_range(options.gate, InputGate::log)) refuse("tfla: options.gate is not one of exponential, sigmoid and log");
+  if (!is_known(options.gate)) {
+    std::vector<std::string_view> names;
+    for (const GateRow& row : gate_table) names.emplace_back(row.name);
+    const std::string_view last = names.back();
+    names.pop_back();
+    refuse(fmt::format("tfla: options.gate is not one of {} and {}", fmt::join(names, ", "), last));
+  }
   if (!in_range(options.normalizer, Normalizer::max)) {
     refuse("tfla: options.normalizer is not one of automatic, none and max");
   }
