@@ -57,8 +57,8 @@ Call<float> twin_of(const Call<float>& call) {
 
 void launch_grad_states_v(const Call<float>& call, TileSize tile, cudaStream_t stream) {
   const Call<float> twin = twin_of(call);
-  if (tile.rows == 256) return tile.columns == 64 ? launch<4, 64>(twin, stream) : launch<4, 128>(twin, stream);
-  tile.rows == 128 ? launch<2, 128>(twin, stream) : launch<1, 128>(twin, stream);
+  with_row<Kernel::grad_states_v, T>(
+      tile, [&](auto row) { launch<decltype(row)::rows / panel, decltype(row)::columns>(twin, stream); });
 }
 
 }  // namespace tfla::cuda::sm90
