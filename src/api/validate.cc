@@ -14,6 +14,7 @@
 #include "core/overlap.h"
 #include "core/read_index.h"
 #include "plan/backend.h"
+#include "plan/kernel_table.h"
 #include "tfla/error.h"
 
 namespace tfla {
@@ -274,6 +275,11 @@ void check_gpu(const DeviceFacts& gpu) {
   }
   if (gpu.multiprocessors < 1) {
     refuse(fmt::format("tfla: execution.gpu has {} multiprocessors; it must have one or more", gpu.multiprocessors));
+  }
+  constexpr int least_shared = most_shared_bytes(Needs::any_gpu);
+  if (gpu.shared_bytes < least_shared) {
+    refuse(fmt::format("tfla: execution.gpu has {} bytes of shared memory for a CTA; it must have {} or more",
+                       gpu.shared_bytes, least_shared));
   }
 }
 

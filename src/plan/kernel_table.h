@@ -1,5 +1,5 @@
 // Every kernel of the CUDA backend, as rows of one table. The plan picks rows and lists them, run executes the list,
-// and `tfla explain` prints it. A head dimension on Hopper is a row here and an instantiation in cuda/sm90/*/inst.
+// and `tfla explain` prints it. A head dimension on Hopper is a row here: cuda/sm90/*/inst compile what the rows say.
 #pragma once
 
 #include <array>
@@ -42,6 +42,10 @@ enum class Kernel : std::uint8_t {
 
 // The code a row needs: any GPU's; that of sm_90 or newer, for clusters; that of sm_90a alone, for wgmma.
 enum class Needs : std::uint8_t { any_gpu, clusters, sm90a };
+
+// Shared memory that a CTA of such code takes at most, as the kernels assert: all that sm_90 has, or all that sm_86
+// has, which has the least.
+[[nodiscard]] constexpr int most_shared_bytes(Needs needs) { return (needs == Needs::sm90a ? 227 : 99) * 1024; }
 
 // Bits of element types.
 inline constexpr unsigned bf16 = 1, fp16 = 2, fp32 = 4, fp64 = 8, half_types = bf16 | fp16, all_types = 15;

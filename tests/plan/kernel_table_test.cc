@@ -7,9 +7,9 @@
 #include <tuple>
 #include <vector>
 
-#include "tests/support/every_kernel_cases.h"
 #include "plan/cuda_plan.h"
 #include "plan/cuda_scratch.h"
+#include "tests/support/every_kernel_cases.h"
 #include "tests/support/support.h"
 
 namespace tfla::test {
@@ -131,6 +131,19 @@ TEST(KernelTableSmall, PlansForGpusThatAreNotThere) {
   }
 }
 
+TEST(KernelTableSmall, NoKernelHasMoreSharedMemoryThanTheGpu) {
+  const MlstmShape shape = shape_of(8, 8192, 16, 128, 256);
+  Execution execution = on("H200");
+  execution.gpu->shared_bytes = most_shared_bytes(Needs::sm90a);
+  EXPECT_EQ(kernels_of(plan(Operation::forward, shape, {}, execution)), "gates FORWARD");
+  --execution.gpu->shared_bytes;
+  EXPECT_EQ(kernels_of(plan(Operation::forward, shape, {}, execution)), "gates states outputs");
+  EXPECT_EQ(kernels_of(plan(Operation::backward, shape, {}, execution)),
+            kernels_of(plan(Operation::backward, shape, {}, on("H200", true))));
+  execution.gpu->shared_bytes = most_shared_bytes(Needs::any_gpu) - 1;
+  EXPECT_THROW(static_cast<void>(plan(Operation::forward, shape, {}, execution)), InvalidArgument);
+}
+
 TEST(KernelTableSmall, EveryGpuPlansEveryCallWithKernelsItRuns) {
   for (const KnownGpu& gpu : known_gpus())
     for (const bool portable : {false, true})
@@ -148,6 +161,7 @@ TEST(KernelTableSmall, EveryGpuPlansEveryCallWithKernelsItRuns) {
                 for (const Launch& launch : chosen.launches) {
                   const KernelRow& kernel = row_of(launch);
                   EXPECT_TRUE(kernel.takes(shape)) << describe(chosen);
+                  EXPECT_LE(most_shared_bytes(kernel.needs), gpu.facts.shared_bytes) << describe(chosen);
                   EXPECT_TRUE(kernel.needs != Needs::clusters || gpu.facts.capability >= 90) << describe(chosen);
                   EXPECT_TRUE(kernel.needs != Needs::sm90a || (gpu.facts.capability == 90 && !portable))
                       << describe(chosen);
@@ -162,8 +176,8 @@ using Compiled = std::tuple<std::size_t, DType, unsigned>;
 std::string text(const Compiled& kernel) {
   const auto& [row, dtype, bits] = kernel;
   return describe(Launch{static_cast<std::uint8_t>(row), static_cast<std::uint8_t>(bits)}, Device::cuda) + ", " +
-         name(dtype) +
-         ((bits & variant::packed) != 0 ? ", packed" : "") + ((bits & variant::normalized) != 0 ? ", normalized" : "");
+         name(dtype) + ((bits & variant::packed) != 0 ? ", packed" : "") +
+         ((bits & variant::normalized) != 0 ? ", normalized" : "");
 }
 
 // Bits that make a kernel of its own out of a launch. Kernels that are the same for packed sequences have none of that.
