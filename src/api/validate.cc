@@ -31,22 +31,13 @@ constexpr std::int64_t largest_head_dim = std::numeric_limits<std::int32_t>::max
   return shape.dtype == DType::float64 ? DType::float64 : DType::float32;
 }
 
-// q, k, v, i, f: what all three operations read. Fills all of the shape but its sequences.
+// q, k, v, i, f: what all three operations read. The shape is that of a dense batch.
 template <class Args>
 MlstmShape check_inputs(const Args& args) {
   check_rank("q", args.q, 4, "(B,T,Hqk,dqk)");
   check_rank("v", args.v, 4, "(B,T,H,dhv)");
   check_dtype("q", args.q, floats);
-  MlstmShape shape{.batch = args.q.shape[0],
-                   .tokens = args.q.shape[1],
-                   .qk_heads = args.q.shape[2],
-                   .heads = args.v.shape[2],
-                   .dqk = args.q.shape[3],
-                   .dhv = args.v.shape[3],
-                   .sequences = args.q.shape[0],
-                   .longest = args.q.shape[1],
-                   .dtype = args.q.dtype,
-                   .gate_dtype = args.i.dtype};
+  const MlstmShape shape = shape_of(args);
   validate_shape(shape);
   check_same_dtype("k", args.k, "q", shape.dtype);
   check_same_dtype("v", args.v, "q", shape.dtype);
@@ -361,7 +352,6 @@ MlstmShape validate(const MlstmBackward& args, Device device) {
   check_optional_state({"initial_state.C", "initial_state.n", "initial_state.m"}, args.initial_state, shape);
   check_state_grad({"dlast_state.C", "dlast_state.n", nullptr}, args.dlast_state, shape);
   check_state_grad({"dinitial_state.C", "dinitial_state.n", nullptr}, args.dinitial_state, shape);
-  shape.dn_last = args.dlast_state.n.given();
 
   OverlapCheck check;
   add_inputs(check, args);
