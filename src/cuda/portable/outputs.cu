@@ -15,24 +15,24 @@ template <class T>
 __device__ __forceinline__ void dots_with_n(const Call<typename Config<T>::Real>& call, const View<T>& q,
                                             const typename Config<T>::Norm* n,
                                             typename Config<T>::Real (&sums)[Accumulator<T, tile_rows>::rows]) {
-  using Rows = Accumulator<T, tile_rows>;
+  using Scores = Accumulator<T, tile_rows>;
   using Real = typename Config<T>::Real;
 #pragma unroll
-  for (int r = 0; r < Rows::rows; ++r) {
-    const T* line = q.data + min(Rows::row_of(r), q.rows - 1) * q.stride;
+  for (int r = 0; r < Scores::rows; ++r) {
+    const T* line = q.data + min(Scores::row_of(r), q.rows - 1) * q.stride;
     Real sum = 0;
     if (q.wide && call.dims.dqk % 8 == 0) {  // two numbers a load
 #pragma unroll 8
-      for (int c = threadIdx.x % Rows::lanes * 2; c < call.dims.dqk; c += Rows::lanes * 2) {
+      for (int c = threadIdx.x % Scores::lanes * 2; c < call.dims.dqk; c += Scores::lanes * 2) {
         T pair[2];
         *reinterpret_cast<uint32_t*>(pair) = *reinterpret_cast<const uint32_t*>(line + c);
         sum += widen<Real>(pair[0]) * static_cast<Real>(n[c]) + widen<Real>(pair[1]) * static_cast<Real>(n[c + 1]);
       }
     } else {
-      for (int c = threadIdx.x % Rows::lanes; c < call.dims.dqk; c += Rows::lanes)
+      for (int c = threadIdx.x % Scores::lanes; c < call.dims.dqk; c += Scores::lanes)
         sum += widen<Real>(line[c]) * static_cast<Real>(n[c]);
     }
-    sums[r] = Rows::over_row(sum);
+    sums[r] = Scores::over_row(sum);
   }
 }
 
