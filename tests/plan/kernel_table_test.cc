@@ -144,6 +144,32 @@ TEST(KernelTableSmall, NoKernelHasMoreSharedMemoryThanTheGpu) {
   EXPECT_THROW(static_cast<void>(plan(Operation::forward, shape, {}, execution)), InvalidArgument);
 }
 
+TEST(KernelTableSmall, ForwardTakesTheSmallestTileThatHoldsAHead) {
+  for (const DType dtype : {DType::bfloat16, DType::float16})
+    for (const std::int64_t dqk : {8, 64, 72, 128, 136, 256})
+      for (const std::int64_t dhv : {8, 64, 72, 256}) {
+        if (dtype == DType::float16 && dqk > 128 && dhv <= 64) continue;  // shared memory has no room for it
+        const Plan chosen = plan(Operation::forward, shape_of(8, 8192, 16, dqk, dhv, dtype), {}, on("H200"));
+        ASSERT_EQ(kernels_of(chosen), "gates FORWARD") << describe(chosen);
+        const KernelRow& row = row_of(chosen.launches[1]);
+        EXPECT_EQ(row.rows, dqk <= 64 ? 64 : dqk <= 128 ? 128 : 256) << describe(chosen);
+        EXPECT_EQ(row.columns, dhv <= 64 ? 64 : 128) << describe(chosen);
+      }
+}
+
+// A build whose newest code is that of sm_80 has no clusters on newer GPUs either.
+TEST(KernelTableSmall, ClustersNeedTheirCode) {
+  const MlstmShape token = shape_of(1, 1, 8, 256, 512), brief = shape_of(64, 512, 8, 64, 64, DType::float32);
+  for (const std::string_view gpu : {"H200", "B200"}) {
+    Execution execution = on(gpu);
+    EXPECT_EQ(kernels_of(plan(Operation::step, token, {}, execution)), "step*") << gpu;
+    EXPECT_EQ(kernels_of(plan(Operation::forward, brief, {}, execution)), "gates* states denominators outputs") << gpu;
+    execution.gpu->code = 80;
+    EXPECT_EQ(kernels_of(plan(Operation::step, token, {}, execution)), "step") << gpu;
+    EXPECT_EQ(kernels_of(plan(Operation::forward, brief, {}, execution)), "gates states denominators outputs") << gpu;
+  }
+}
+
 TEST(KernelTableSmall, EveryGpuPlansEveryCallWithKernelsItRuns) {
   for (const KnownGpu& gpu : known_gpus())
     for (const bool portable : {false, true})
