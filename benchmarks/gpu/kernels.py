@@ -119,6 +119,8 @@ def seconds_by_kernel(launches: Iterable[tuple[str, float]], repetitions: int) -
         kernel = label(name)
         if kernel is not None:
             times.setdefault(kernel, []).append(seconds)
+    if not times:
+        raise SystemExit("kernels: torch.profiler saw no kernel of tfla; does another profiler hold the GPU?")
     rows = []
     for kernel, found in times.items():
         count, rest = divmod(len(found), repetitions)
@@ -181,6 +183,8 @@ def measure_all(repetitions: int) -> dict[str, Any]:
 
     import tfla
 
+    if not torch.cuda.is_available():
+        raise SystemExit("kernels: torch finds no GPU here; --page needs none")
     about = {
         "gpu": torch.cuda.get_device_name(),
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),

@@ -78,6 +78,8 @@ def test_times_are_medians_of_calls():
     ]
     with pytest.raises(SystemExit, match="gates was launched 3 times in 2 repetitions"):
         kernels.seconds_by_kernel(launches, 2)
+    with pytest.raises(SystemExit, match="no kernel of tfla"):
+        kernels.seconds_by_kernel([("Memset", 1.0)], 1)
 
 
 def test_boundaries_of_documents():
