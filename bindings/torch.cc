@@ -41,22 +41,10 @@ Enumeration enumerator(std::int64_t value) {
 // shape can be read from, validation comes first and says why.
 template <class Args>
 tfla::Plan plan_of(tfla::Operation operation, const Args& args, const Place& place) {
-  bool packed = false, dn_last = false;
+  bool packed = false;
   if constexpr (requires { args.cu_seqlens; }) packed = args.cu_seqlens.given();
-  if constexpr (requires { args.dlast_state; }) dn_last = args.dlast_state.n.given();
   if (packed || args.q.rank != 4 || args.v.rank != 4) return tfla::plan(args, place.execution());
-  const tfla::MlstmShape shape{.batch = args.q.shape[0],
-                               .tokens = args.q.shape[1],
-                               .qk_heads = args.q.shape[2],
-                               .heads = args.v.shape[2],
-                               .dqk = args.q.shape[3],
-                               .dhv = args.v.shape[3],
-                               .sequences = args.q.shape[0],
-                               .longest = args.q.shape[1],
-                               .dtype = args.q.dtype,
-                               .gate_dtype = args.i.dtype,
-                               .dn_last = dn_last};
-  tfla::Plan plan = tfla::plan(operation, shape, args.options, place.execution());
+  tfla::Plan plan = tfla::plan(operation, tfla::shape_of(args), args.options, place.execution());
   if constexpr (requires { tfla::fits(plan, args); }) {
     if (!tfla::fits(plan, args)) plan = tfla::plan(args, place.execution());
   }

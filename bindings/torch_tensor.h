@@ -46,8 +46,8 @@ inline const Codes& codes() {
   return known;
 }
 
-// Torch had no memory to give: its own sentence, by which callers know what it is (python/tfla/_torch/memory.py), or where it
-// does not hand that on, one that begins alike.
+// Torch had no memory to give: its own sentence, by which callers know what it is (python/tfla/_torch/memory.py), or
+// where it does not hand that on, one that begins alike.
 inline void check_allocation(AOTITorchError status, bool cuda) {
   if (status == AOTI_TORCH_SUCCESS) return;
   if (torch_exception_get_what_without_backtrace != nullptr)

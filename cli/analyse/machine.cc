@@ -5,8 +5,8 @@
 
 #include "cli/analyse/analyse.h"
 #include "cli/support/options.h"
-#include "plan/cost/cpu_time.h"
 #include "core/names.h"
+#include "plan/cost/cpu_time.h"
 
 namespace tfla::cli {
 namespace {

@@ -15,6 +15,7 @@
 #include "cli/support/options.h"
 #include "cli/support/progress.h"
 #include "cli/support/table.h"
+#include "core/gate_family.h"
 #include "core/names.h"
 #include "testkit/bounds.h"
 
@@ -40,10 +41,17 @@ struct Variant {
   InputGate gate;
   Normalizer normalizer;
 };
-constexpr std::array variants = {
-    Variant{InputGate::exponential, Normalizer::max}, Variant{InputGate::exponential, Normalizer::none},
-    Variant{InputGate::sigmoid, Normalizer::none}, Variant{InputGate::sigmoid, Normalizer::max},
-    Variant{InputGate::log, Normalizer::none}};
+
+// Every gate with its own normalizer, those of the paper with the other one too.
+std::vector<Variant> all_variants() {
+  std::vector<Variant> all;
+  for (const GateRow& row : gate_table) {
+    const bool of_the_paper = row.family.forget == GateLog::log_sigmoid;
+    all.push_back({row.gate, row.family.normalized ? Normalizer::max : Normalizer::none});
+    if (of_the_paper) all.push_back({row.gate, row.family.normalized ? Normalizer::none : Normalizer::max});
+  }
+  return all;
+}
 
 struct CheckOptions {
   CommonOptions common;
@@ -132,6 +140,7 @@ void check_formulation(Row& row, testkit::Case description, testkit::Problem& pr
 
 Checked check_all(const CheckOptions& options) {
   constexpr std::array formulations = {Formulation::chunkwise, Formulation::parallel, Formulation::recurrent};
+  const std::vector<Variant> variants = all_variants();
   const std::size_t pieces = options.dtypes.size() * variants.size() * std::size(reference::all_regimes);
   Progress progress("tfla check", static_cast<std::int64_t>(pieces));
   Checked checked;

@@ -8,11 +8,13 @@
 #include <initializer_list>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <vector>
 
 #include "cli/support/json.h"
 #include "cli/support/options.h"
 #include "cli/support/progress.h"
+#include "core/gate_family.h"
 #include "reference/regimes.h"
 #include "testkit/bounds.h"
 #include "testkit/tensor.h"
@@ -41,7 +43,11 @@ class Draw {
   }
   template <class Value>
   [[nodiscard]] Value one_of(std::initializer_list<Value> values) {
-    return *(values.begin() + below(static_cast<std::int64_t>(values.size())));
+    return one_of(std::span(values.begin(), values.size()));
+  }
+  template <class Value, std::size_t Extent>
+  [[nodiscard]] Value one_of(std::span<const Value, Extent> values) {
+    return values[static_cast<std::size_t>(below(std::ssize(values)))];
   }
 
  private:
@@ -90,7 +96,7 @@ Case random_case(std::uint64_t seed, const Execution& execution) {
   c.initial_state = draw.chance(2);
   c.in_place = c.initial_state && draw.chance(2);
   c.last_state_grad = draw.chance(2);
-  c.options = {.gate = draw.one_of({InputGate::exponential, InputGate::sigmoid, InputGate::log}),
+  c.options = {.gate = draw.one_of(std::span(gate_table)).gate,
                .normalizer = draw.one_of({Normalizer::automatic, Normalizer::max, Normalizer::none}),
                .eps = draw.one_of({1e-6, 1e-3, 0.0}),
                .exact_normalizer_grad = draw.chance(3),

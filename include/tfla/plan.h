@@ -35,6 +35,24 @@ struct MlstmShape {
   bool operator==(const MlstmShape&) const = default;
 };
 
+// The shape of a dense batch, read off q, v, i and what gradients are given; q and v have four axes. Checks nothing.
+// (Packed sequences are counted in cu_seqlens: plan(args) has their shape.)
+template <class Args>
+[[nodiscard]] MlstmShape shape_of(const Args& args) {
+  MlstmShape shape{.batch = args.q.shape[0],
+                   .tokens = args.q.shape[1],
+                   .qk_heads = args.q.shape[2],
+                   .heads = args.v.shape[2],
+                   .dqk = args.q.shape[3],
+                   .dhv = args.v.shape[3],
+                   .sequences = args.q.shape[0],
+                   .longest = args.q.shape[1],
+                   .dtype = args.q.dtype,
+                   .gate_dtype = args.i.dtype};
+  if constexpr (requires { args.dlast_state; }) shape.dn_last = args.dlast_state.n.given();
+  return shape;
+}
+
 // What a plan knows of a GPU.
 struct DeviceFacts {
   int capability = 0;  // 10 * major + minor

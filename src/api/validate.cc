@@ -5,13 +5,16 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string_view>
 #include <vector>
 
 #include "core/alignment.h"
 #include "core/checks.h"
+#include "core/gate_family.h"
 #include "core/overlap.h"
 #include "core/read_index.h"
 #include "plan/backend.h"
+#include "plan/kernel_table.h"
 #include "tfla/error.h"
 
 namespace tfla {
@@ -28,22 +31,13 @@ constexpr std::int64_t largest_head_dim = std::numeric_limits<std::int32_t>::max
   return shape.dtype == DType::float64 ? DType::float64 : DType::float32;
 }
 
-// q, k, v, i, f: what all three operations read. Fills all of the shape but its sequences.
+// q, k, v, i, f: what all three operations read. The shape is that of a dense batch.
 template <class Args>
 MlstmShape check_inputs(const Args& args) {
   check_rank("q", args.q, 4, "(B,T,Hqk,dqk)");
   check_rank("v", args.v, 4, "(B,T,H,dhv)");
   check_dtype("q", args.q, floats);
-  MlstmShape shape{.batch = args.q.shape[0],
-                   .tokens = args.q.shape[1],
-                   .qk_heads = args.q.shape[2],
-                   .heads = args.v.shape[2],
-                   .dqk = args.q.shape[3],
-                   .dhv = args.v.shape[3],
-                   .sequences = args.q.shape[0],
-                   .longest = args.q.shape[1],
-                   .dtype = args.q.dtype,
-                   .gate_dtype = args.i.dtype};
+  const MlstmShape shape = shape_of(args);
   validate_shape(shape);
   check_same_dtype("k", args.k, "q", shape.dtype);
   check_same_dtype("v", args.v, "q", shape.dtype);
@@ -229,7 +223,13 @@ void validate_shape(const MlstmShape& shape) {
 void validate_options(const MlstmOptions& options, Operation operation) {
   const auto in_range = [](auto value, auto highest) { return static_cast<int>(value) <= static_cast<int>(highest); };
   if (!in_range(operation, Operation::step)) refuse("tfla: operation is not one of forward, backward and step");
-  if (!in_range(options.gate, InputGate::log)) refuse("tfla: options.gate is not one of exponential, sigmoid and log");
+  if (!is_known(options.gate)) {
+    std::vector<std::string_view> names;
+    for (const GateRow& row : gate_table) names.emplace_back(row.name);
+    const std::string_view last = names.back();
+    names.pop_back();
+    refuse(fmt::format("tfla: options.gate is not one of {} and {}", fmt::join(names, ", "), last));
+  }
   if (!in_range(options.normalizer, Normalizer::max)) {
     refuse("tfla: options.normalizer is not one of automatic, none and max");
   }
@@ -266,6 +266,11 @@ void check_gpu(const DeviceFacts& gpu) {
   }
   if (gpu.multiprocessors < 1) {
     refuse(fmt::format("tfla: execution.gpu has {} multiprocessors; it must have one or more", gpu.multiprocessors));
+  }
+  constexpr int least_shared = most_shared_bytes(Needs::any_gpu);
+  if (gpu.shared_bytes < least_shared) {
+    refuse(fmt::format("tfla: execution.gpu has {} bytes of shared memory for a CTA; it must have {} or more",
+                       gpu.shared_bytes, least_shared));
   }
 }
 
@@ -347,7 +352,6 @@ MlstmShape validate(const MlstmBackward& args, Device device) {
   check_optional_state({"initial_state.C", "initial_state.n", "initial_state.m"}, args.initial_state, shape);
   check_state_grad({"dlast_state.C", "dlast_state.n", nullptr}, args.dlast_state, shape);
   check_state_grad({"dinitial_state.C", "dinitial_state.n", nullptr}, args.dinitial_state, shape);
-  shape.dn_last = args.dlast_state.n.given();
 
   OverlapCheck check;
   add_inputs(check, args);

@@ -1,9 +1,11 @@
 // The gate families, for host and device: how raw gates become log f and log i, the slopes of that, and what the rest
-// of the library has to know of a family. A family is one row of `gate_family`; a gate function that no row has yet is
+// of the library has to know of a family. A family is one row of `gate_table`; a gate function that no row has yet is
 // a value of GateLog with its two cases below, and one in cpu/stages/gates.cc, which works on vectors.
 #pragma once
 
+#include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 
 #include "tfla/mlstm.h"
@@ -33,15 +35,41 @@ struct GateFamily {
 };
 static_assert(sizeof(GateFamily) == 1);
 
+struct GateRow {
+  InputGate gate;
+  const char* name;        // as mlstm.h spells it
+  const char* short_name;  // the paper's, short enough for a table
+  GateFamily family;
+};
+
+// In the order of InputGate.
+inline constexpr auto gate_table = std::to_array<GateRow>({
+    {.gate = InputGate::exponential,
+     .name = "exponential",
+     .short_name = "exp",
+     .family =
+         GateFamily{
+             .forget = GateLog::log_sigmoid, .input = GateLog::identity, .has_max_state = true, .normalized = true}},
+    {.gate = InputGate::sigmoid,
+     .name = "sigmoid",
+     .short_name = "sig",
+     .family = GateFamily{.forget = GateLog::log_sigmoid, .input = GateLog::log_sigmoid}},
+    {.gate = InputGate::log,
+     .name = "log",
+     .short_name = "log",
+     .family = GateFamily{.forget = GateLog::identity, .input = GateLog::identity, .may_exceed_one = true}},
+});
+static_assert([] {
+  std::size_t row = 0;
+  for (const GateRow& known : gate_table)
+    if (static_cast<std::size_t>(known.gate) != row++) return false;
+  return true;
+}());
+
+[[nodiscard]] constexpr bool is_known(InputGate gate) { return static_cast<std::size_t>(gate) < gate_table.size(); }
+
 [[nodiscard]] constexpr GateFamily gate_family(InputGate gate) {
-  using enum GateLog;
-  switch (gate) {
-    case InputGate::exponential:
-      return GateFamily{.forget = log_sigmoid, .input = identity, .has_max_state = true, .normalized = true};
-    case InputGate::sigmoid: return GateFamily{.forget = log_sigmoid, .input = log_sigmoid};
-    case InputGate::log: return GateFamily{.forget = identity, .input = identity, .may_exceed_one = true};
-  }
-  return GateFamily{.forget = identity, .input = identity};  // checked arguments have no other gate
+  return gate_table.at(static_cast<std::size_t>(gate)).family;  // checked arguments have no other gate
 }
 
 // ---------------------------------------------------------------- gate functions

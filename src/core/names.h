@@ -1,6 +1,7 @@
 // The words for the choices of a call, for people and reports. name(DType) is in tfla/tensor_view.h.
 #pragma once
 
+#include "core/gate_family.h"
 #include "tfla/plan.h"
 
 namespace tfla {
@@ -23,14 +24,8 @@ namespace tfla {
   return "unknown";
 }
 
-// "exp", "sig": the paper's names, short enough for a table.
 [[nodiscard]] constexpr const char* name(InputGate gate) {
-  switch (gate) {
-    case InputGate::exponential: return "exp";
-    case InputGate::sigmoid: return "sig";
-    case InputGate::log: return "log";
-  }
-  return "unknown";
+  return is_known(gate) ? gate_table[static_cast<std::size_t>(gate)].short_name : "unknown";
 }
 
 [[nodiscard]] constexpr const char* name(Normalizer normalizer) {

@@ -72,9 +72,7 @@ void forward(const MlstmForward& args, const Plan& plan, std::byte* scratch, voi
     Arena arena(scratch);
     switch (pass_of(plan)) {
       case Pass::forward_parallel: run_parallel_forward(problem, outputs, ParallelScratch<Real>(arena, plan)); break;
-      case Pass::forward_recurrent:
-        run_recurrent(problem, outputs, StepScratch<Real>(arena, plan));
-        break;
+      case Pass::forward_recurrent: run_recurrent(problem, outputs, StepScratch<Real>(arena, plan)); break;
       default: run_forward(problem, outputs, ForwardScratch<Real>(arena, plan)); break;
     }
   });

@@ -33,9 +33,9 @@ bool hopper_takes(const Plan& plan) {
       static_cast<double>(shape.heads) *
       (static_cast<double>(shape.batch) * static_cast<double>(shape.tokens / hopper::token_block) +
        static_cast<double>(shape.sequences));
-  return plan.gpu.capability == 90 && plan.formulation == Formulation::chunkwise &&
-         find_row(Kernel::forward, Needs::sm90a, shape) != no_row && shape.tokens > 0 && shape.batch > 0 &&
-         shape.sequences > 0 && shape.dqk % 8 == 0 && shape.dhv % 8 == 0 &&
+  return plan.gpu.capability == 90 && plan.gpu.shared_bytes >= most_shared_bytes(Needs::sm90a) &&
+         plan.formulation == Formulation::chunkwise && find_row(Kernel::forward, Needs::sm90a, shape) != no_row &&
+         shape.tokens > 0 && shape.batch > 0 && shape.sequences > 0 && shape.dqk % 8 == 0 && shape.dhv % 8 == 0 &&
          static_cast<double>(shape.batch) * static_cast<double>(shape.tokens) < most_int &&
          token_blocks * static_cast<double>(shape.dhv) < most_int;
 }

@@ -1,5 +1,5 @@
 // Every kernel of the CUDA backend, as rows of one table. The plan picks rows and lists them, run executes the list,
-// and `tfla explain` prints it. A head dimension on Hopper is a row here and an instantiation in cuda/sm90/*/inst.
+// and `tfla explain` prints it. A head dimension on Hopper is a row here: cuda/sm90/*/inst compile what the rows say.
 #pragma once
 
 #include <array>
@@ -44,6 +44,10 @@ enum class Kernel : std::uint8_t {
 
 // The code a row needs: any GPU's; that of sm_90 or newer, for clusters; that of sm_90a alone, for wgmma.
 enum class Needs : std::uint8_t { any_gpu, clusters, sm90a };
+
+// Shared memory that a CTA of such code takes at most, as the kernels assert: all that sm_90 has, or all that sm_86
+// has, which has the least.
+[[nodiscard]] constexpr int most_shared_bytes(Needs needs) { return (needs == Needs::sm90a ? 227 : 99) * 1024; }
 
 // Bits of element types.
 inline constexpr unsigned bf16 = 1, fp16 = 2, fp32 = 4, fp64 = 8, half_types = bf16 | fp16, all_types = 15;
@@ -175,8 +179,8 @@ inline constexpr auto kernel_table = std::to_array<KernelRow>({
 
     // the same in reverse time
     sm90a(Kernel::grad_states, half_types, to(64),   to(64),   64,  64),
-    sm90a(Kernel::grad_states, half_types, to(64),   to(128),  64,  128),
-    sm90a(Kernel::grad_states, half_types, to(64),   any_size, 64,  256),
+    sm90a(Kernel::grad_states, fp16,       to(64),   to(128),  64,  128),  // bf16: grad_v_reverse, grad_qk_reverse
+    sm90a(Kernel::grad_states, fp16,       to(64),   any_size, 64,  256),
     sm90a(Kernel::grad_states, half_types, any_size, to(128),  128, 128),
     sm90a(Kernel::grad_states, half_types, any_size, any_size, 128, 256),
     sm90a(Kernel::grad_segment_totals, half_types, to(64),   to(64),   64,  64),
@@ -201,12 +205,12 @@ inline constexpr auto kernel_table = std::to_array<KernelRow>({
     // Hopper: dQ, dK, dV of a chunk in one CTA, as far as its registers go
     sm90a(Kernel::grad_qkv_small, bf16, to(32), to(32), 32, 32),
     sm90a(Kernel::grad_qkv_small, bf16, to(64), to(64), 64, 64),
-    sm90a(Kernel::grad_qkv, half_types, to(64),  to(128), 64,  128),
-    sm90a(Kernel::grad_qkv, half_types, to(64),  to(192), 64,  192),
-    sm90a(Kernel::grad_qkv, half_types, to(64),  to(256), 64,  256),
+    sm90a(Kernel::grad_qkv, fp16,       to(64),  to(128), 64,  128),  // bf16 above 64 columns: grad_qk_reverse
+    sm90a(Kernel::grad_qkv, fp16,       to(64),  to(192), 64,  192),
+    sm90a(Kernel::grad_qkv, fp16,       to(64),  to(256), 64,  256),
     sm90a(Kernel::grad_qkv, half_types, to(128), to(128), 128, 128),
-    sm90a(Kernel::grad_qkv, half_types, to(128), to(192), 128, 192),
-    sm90a(Kernel::grad_qkv, half_types, to(128), to(256), 128, 256),
+    sm90a(Kernel::grad_qkv, fp16,       to(128), to(192), 128, 192),
+    sm90a(Kernel::grad_qkv, fp16,       to(128), to(256), 128, 256),
 
     // Hopper: heads of any size, a tile of dV or of dQ and dK in one CTA. The plan chooses the columns of grad_v.
     sm90a(Kernel::grad_v, half_types, any_size, any_size, 0, 64),

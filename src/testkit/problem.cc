@@ -5,6 +5,7 @@
 #include <functional>
 #include <numbers>
 
+#include "core/gate_family.h"
 #include "reference/values.h"
 #include "testkit/storage.h"
 
@@ -39,17 +40,19 @@ void Problem::Storage::draw() {
   normals(m0, reference::Stream::m0, 1);
   normals(dC_last, reference::Stream::dC_last, 1);
   normals(dn_last, reference::Stream::dn_last, 1);
-  // In log space: the decays of the regime, and input weights up to 2.
-  const bool log_space = description.options.gate == InputGate::log;
+  // Where a gate is its logarithm: the decays of the regime, and without a max state input weights up to 2.
+  const GateFamily family = gate_family(description.options.gate);
+  const bool log_input = family.input == GateLog::identity && !family.has_max_state;
+  const bool log_forget = family.forget == GateLog::identity;
   fill(i, [=](std::int64_t index) {
     const double raw = reference::input_gate(regime, reference::normal(seed, reference::Stream::i, index));
-    return log_space ? reference::log_sigmoid(raw) + std::numbers::ln2 : raw;
+    return log_input ? reference::log_sigmoid(raw) + std::numbers::ln2 : raw;
   });
   fill(f, [=](std::int64_t index) {
     const std::int64_t token = index / s.heads % s.tokens, head = index % s.heads;
     const double raw =
         reference::forget_gate(regime, reference::normal(seed, reference::Stream::f, index), token, head, s.heads);
-    return log_space ? reference::log_sigmoid(raw) : raw;
+    return log_forget ? reference::log_sigmoid(raw) : raw;
   });
 }
 

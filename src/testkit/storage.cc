@@ -41,8 +41,8 @@ Tensor gate_slice(const Tensor& projection, std::int64_t begin, std::int64_t hea
 }
 
 // The rows [begin, begin + count) of one head of a [B,T,heads,width] or [B,T,heads] tensor, dense.
-std::vector<double> rows(const TensorView& view, std::int64_t batch, std::int64_t begin, std::int64_t count,
-                         std::int64_t head) {
+std::vector<double> values_of_head(const TensorView& view, std::int64_t batch, std::int64_t begin, std::int64_t count,
+                                   std::int64_t head) {
   const std::int64_t width = view.rank == 4 ? view.shape[3] : 1;
   std::vector<double> values;
   values.reserve(static_cast<std::size_t>(count * width));
@@ -81,16 +81,16 @@ reference::Head Problem::Storage::head_inputs(std::int64_t sequence, std::int64_
   inputs.tokens = count;
   inputs.dqk = shape.dqk;
   inputs.dhv = shape.dhv;
-  inputs.q = rows(q.view, batch, begin, count, qk_head);
-  inputs.k = rows(k.view, batch, begin, count, qk_head);
-  inputs.v = rows(v.view, batch, begin, count, head);
-  inputs.i = rows(i.view, batch, begin, count, head);
-  inputs.f = rows(f.view, batch, begin, count, head);
+  inputs.q = values_of_head(q.view, batch, begin, count, qk_head);
+  inputs.k = values_of_head(k.view, batch, begin, count, qk_head);
+  inputs.v = values_of_head(v.view, batch, begin, count, head);
+  inputs.i = values_of_head(i.view, batch, begin, count, head);
+  inputs.f = values_of_head(f.view, batch, begin, count, head);
   inputs.C0 = entry(C0.view, state);
   inputs.n0 = entry(n0.view, state);
   if (m0.given()) inputs.m0 = entry(m0.view, state).front();
   if (with_backward) {
-    inputs.dh = rows(dh.view, batch, begin, count, head);
+    inputs.dh = values_of_head(dh.view, batch, begin, count, head);
     inputs.dC_last = entry(dC_last.view, state);
     inputs.dn_last = entry(dn_last.view, state);
   }

@@ -7,9 +7,9 @@
 #include <tuple>
 #include <vector>
 
-#include "tests/support/every_kernel_cases.h"
 #include "plan/cuda_plan.h"
 #include "plan/cuda_scratch.h"
+#include "tests/support/every_kernel_cases.h"
 #include "tests/support/support.h"
 
 namespace tfla::test {
@@ -131,6 +131,45 @@ TEST(KernelTableSmall, PlansForGpusThatAreNotThere) {
   }
 }
 
+TEST(KernelTableSmall, NoKernelHasMoreSharedMemoryThanTheGpu) {
+  const MlstmShape shape = shape_of(8, 8192, 16, 128, 256);
+  Execution execution = on("H200");
+  execution.gpu->shared_bytes = most_shared_bytes(Needs::sm90a);
+  EXPECT_EQ(kernels_of(plan(Operation::forward, shape, {}, execution)), "gates FORWARD");
+  --execution.gpu->shared_bytes;
+  EXPECT_EQ(kernels_of(plan(Operation::forward, shape, {}, execution)), "gates states outputs");
+  EXPECT_EQ(kernels_of(plan(Operation::backward, shape, {}, execution)),
+            kernels_of(plan(Operation::backward, shape, {}, on("H200", true))));
+  execution.gpu->shared_bytes = most_shared_bytes(Needs::any_gpu) - 1;
+  EXPECT_THROW(static_cast<void>(plan(Operation::forward, shape, {}, execution)), InvalidArgument);
+}
+
+TEST(KernelTableSmall, ForwardTakesTheSmallestTileThatHoldsAHead) {
+  for (const DType dtype : {DType::bfloat16, DType::float16})
+    for (const std::int64_t dqk : {8, 64, 72, 128, 136, 256})
+      for (const std::int64_t dhv : {8, 64, 72, 256}) {
+        if (dtype == DType::float16 && dqk > 128 && dhv <= 64) continue;  // shared memory has no room for it
+        const Plan chosen = plan(Operation::forward, shape_of(8, 8192, 16, dqk, dhv, dtype), {}, on("H200"));
+        ASSERT_EQ(kernels_of(chosen), "gates FORWARD") << describe(chosen);
+        const KernelRow& row = row_of(chosen.launches[1]);
+        EXPECT_EQ(row.rows, dqk <= 64 ? 64 : dqk <= 128 ? 128 : 256) << describe(chosen);
+        EXPECT_EQ(row.columns, dhv <= 64 ? 64 : 128) << describe(chosen);
+      }
+}
+
+// A build whose newest code is that of sm_80 has no clusters on newer GPUs either.
+TEST(KernelTableSmall, ClustersNeedTheirCode) {
+  const MlstmShape token = shape_of(1, 1, 8, 256, 512), brief = shape_of(64, 512, 8, 64, 64, DType::float32);
+  for (const std::string_view gpu : {"H200", "B200"}) {
+    Execution execution = on(gpu);
+    EXPECT_EQ(kernels_of(plan(Operation::step, token, {}, execution)), "step*") << gpu;
+    EXPECT_EQ(kernels_of(plan(Operation::forward, brief, {}, execution)), "gates* states denominators outputs") << gpu;
+    execution.gpu->code = 80;
+    EXPECT_EQ(kernels_of(plan(Operation::step, token, {}, execution)), "step") << gpu;
+    EXPECT_EQ(kernels_of(plan(Operation::forward, brief, {}, execution)), "gates states denominators outputs") << gpu;
+  }
+}
+
 TEST(KernelTableSmall, EveryGpuPlansEveryCallWithKernelsItRuns) {
   for (const KnownGpu& gpu : known_gpus())
     for (const bool portable : {false, true})
@@ -148,6 +187,7 @@ TEST(KernelTableSmall, EveryGpuPlansEveryCallWithKernelsItRuns) {
                 for (const Launch& launch : chosen.launches) {
                   const KernelRow& kernel = row_of(launch);
                   EXPECT_TRUE(kernel.takes(shape)) << describe(chosen);
+                  EXPECT_LE(most_shared_bytes(kernel.needs), gpu.facts.shared_bytes) << describe(chosen);
                   EXPECT_TRUE(kernel.needs != Needs::clusters || gpu.facts.capability >= 90) << describe(chosen);
                   EXPECT_TRUE(kernel.needs != Needs::sm90a || (gpu.facts.capability == 90 && !portable))
                       << describe(chosen);
@@ -162,8 +202,8 @@ using Compiled = std::tuple<std::size_t, DType, unsigned>;
 std::string text(const Compiled& kernel) {
   const auto& [row, dtype, bits] = kernel;
   return describe(Launch{static_cast<std::uint8_t>(row), static_cast<std::uint8_t>(bits)}, Device::cuda) + ", " +
-         name(dtype) +
-         ((bits & variant::packed) != 0 ? ", packed" : "") + ((bits & variant::normalized) != 0 ? ", normalized" : "");
+         name(dtype) + ((bits & variant::packed) != 0 ? ", packed" : "") +
+         ((bits & variant::normalized) != 0 ? ", normalized" : "");
 }
 
 // Bits that make a kernel of its own out of a launch. Kernels that are the same for packed sequences have none of that.

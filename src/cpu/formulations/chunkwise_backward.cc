@@ -35,7 +35,7 @@ class SpanGradients {
   }
 
   // deta of every row of the span, which reverse-time states read when the normalizer gradient is exact.
-  void rows(std::int64_t head) const {
+  void make_deta(std::int64_t head) const {
     const Columns columns = all_columns(problem_.plan.shape);
     State<Real> state = state_in(worker_.stored, problem_.plan.shape, columns);
     copy_state(state_at_span(problem_, span_, head, scratch_.span_states), state);
@@ -275,7 +275,7 @@ void run_backward(const Problem& problem, const BackwardTensors& tensors, const 
       states_at_spans(problem, scratch.gates, sequence, head, columns, buffers.operands, scratch.span_states);
     });
     if (problem.settings.exact) {
-      for_spans(heads, [](const SpanGradients<Real>& span, std::int64_t head) { span.rows(head); });
+      for_spans(heads, [](const SpanGradients<Real>& span, std::int64_t head) { span.make_deta(head); });
     }
     for_panels([&](const Sequence& sequence, std::int64_t head, Columns columns, const GradientBuffers<Real>& buffers) {
       dstates_at_spans(problem, tensors, scratch, buffers, sequence, head, columns);

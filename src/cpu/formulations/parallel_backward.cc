@@ -27,7 +27,7 @@ class ParallelGradients {
         scale_(static_cast<Real>(problem.settings.scale)) {}
 
   // deta of a block of rows, for the exact normalizer gradient.
-  void rows(std::int64_t head, std::int64_t begin) const {
+  void make_deta(std::int64_t head, std::int64_t begin) const {
     const Tile rows = block(head, begin);
     const GateVectors<Real> gates = gates_of(head);
     const State<Real> state = initial_state(head);
@@ -262,7 +262,7 @@ void run_parallel_backward(const Problem& problem, const BackwardTensors& tensor
     gates_and_denominators(problem, scratch.gates, sequence, unit % heads, scratch.workers.at(plan, index).norm);
   });
   if (problem.settings.exact) {
-    for_blocks(heads, [](const Gradients& x, std::int64_t head, std::int64_t begin) { x.rows(head, begin); });
+    for_blocks(heads, [](const Gradients& x, std::int64_t head, std::int64_t begin) { x.make_deta(head, begin); });
   }
   for_blocks(plan.shape.qk_heads,
              [](const Gradients& x, std::int64_t qk_head, std::int64_t begin) { x.row_gradients(qk_head, begin); });

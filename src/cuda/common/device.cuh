@@ -43,8 +43,8 @@ __device__ __forceinline__ double read_gate(const Strided& gate, GateType type, 
 
 // The row of a token and head.
 template <class T>
-__device__ __forceinline__ T* row_of(const Strided& rows, int batch, std::int64_t token, int head) {
-  return static_cast<T*>(rows.data) + batch * rows.batch + token * rows.token + head * rows.head;
+__device__ __forceinline__ T* row_of(const Strided& tensor, int batch, std::int64_t token, int head) {
+  return static_cast<T*>(tensor.data) + batch * tensor.batch + token * tensor.token + head * tensor.head;
 }
 
 // The type in which gates of tensors of type T are worked on: float is enough for 16 bits.
@@ -123,10 +123,10 @@ __device__ __forceinline__ void clear_padding(const Call<Real>& call, unsigned c
   const std::int64_t begin = sequence_start(call, 0), end = sequence_start(call, call.dims.sequences);
   const std::int64_t padding = begin + call.dims.tokens - end;  // in front of all sequences, and behind them
   const int item = call.rules.tensors_16_bit ? 2 : static_cast<int>(sizeof(Real));
-  const auto clear = [&](const Strided& rows, std::int64_t token, int heads, int bytes_of_item, int width) {
-    if (rows.data == nullptr) return;
+  const auto clear = [&](const Strided& tensor, std::int64_t token, int heads, int bytes_of_item, int width) {
+    if (tensor.data == nullptr) return;
     for (int head = 0; head < heads; ++head)
-      clear_row(static_cast<unsigned char*>(rows.data) + (token * rows.token + head * rows.head) * bytes_of_item,
+      clear_row(static_cast<unsigned char*>(tensor.data) + (token * tensor.token + head * tensor.head) * bytes_of_item,
                 width * bytes_of_item);
   };
   const auto gate_bytes = [](GateType type) {

@@ -57,8 +57,8 @@ __device__ __forceinline__ void write_gradient(const Call<Real>& call, const Chu
   if (first_head + mine.head >= call.dims.heads) return;
   const auto cap = static_cast<Real>(call.rules.cap);
   const auto token = [&](int x) { return start + mine.place + x * ByTokens::step; };
-  const auto at = [&](const Strided& rows, int x) {
-    return gate_at(rows, chunk.batch, chunk.token + token(x), first_head + mine.head);
+  const auto at = [&](const Strided& tensor, int x) {
+    return gate_at(tensor, chunk.batch, chunk.token + token(x), first_head + mine.head);
   };
   with_gate(gate, type, [&](auto* data) {
     using Gate = std::remove_reference_t<decltype(*data)>;

@@ -18,26 +18,26 @@ using PerRow = typename Config<T>::Real[Accumulator<T, tile_rows>::rows];
 template <class T>
 __device__ __forceinline__ void dots_with_n(const Call<typename Config<T>::Real>& call, const View<T>& q,
                                             std::int64_t number, int head, PerRow<T>& sums) {
-  using Rows = Accumulator<T, tile_rows>;
+  using Scores = Accumulator<T, tile_rows>;
   using Real = typename Config<T>::Real;
   const auto* n =
       static_cast<const typename Config<T>::Norm*>(call.stored.n) + (number * call.dims.heads + head) * call.dims.dqk;
 #pragma unroll
-  for (int r = 0; r < Rows::rows; ++r) {
-    const T* line = q.data + min(Rows::row_of(r), q.rows - 1) * q.stride;
+  for (int r = 0; r < Scores::rows; ++r) {
+    const T* line = q.data + min(Scores::row_of(r), q.rows - 1) * q.stride;
     Real sum = 0;
     if (q.wide && call.dims.dqk % 8 == 0) {  // two numbers a load
 #pragma unroll 8
-      for (int c = threadIdx.x % Rows::lanes * 2; c < call.dims.dqk; c += Rows::lanes * 2) {
+      for (int c = threadIdx.x % Scores::lanes * 2; c < call.dims.dqk; c += Scores::lanes * 2) {
         T pair[2];
         *reinterpret_cast<uint32_t*>(pair) = *reinterpret_cast<const uint32_t*>(line + c);
         sum += widen<Real>(pair[0]) * static_cast<Real>(n[c]) + widen<Real>(pair[1]) * static_cast<Real>(n[c + 1]);
       }
     } else {
-      for (int c = threadIdx.x % Rows::lanes; c < call.dims.dqk; c += Rows::lanes)
+      for (int c = threadIdx.x % Scores::lanes; c < call.dims.dqk; c += Scores::lanes)
         sum += widen<Real>(line[c]) * static_cast<Real>(n[c]);
     }
-    sums[r] = Rows::over_row(sum);
+    sums[r] = Scores::over_row(sum);
   }
 }
 
@@ -61,12 +61,12 @@ struct OutputUnit {
 template <class T>
 __device__ __forceinline__ void decay_state(const Call<typename Config<T>::Real>& call, std::int64_t at, int rows,
                                             Accumulator<T, Config<T>::width>& O, PerRow<T>& qn) {
-  using Rows = Accumulator<T, tile_rows>;
+  using Scores = Accumulator<T, tile_rows>;
   using Real = typename Config<T>::Real;
-  Real weight[Rows::rows];
+  Real weight[Scores::rows];
 #pragma unroll
-  for (int r = 0; r < Rows::rows; ++r) {
-    weight[r] = static_cast<Real>(call.rules.scale) * call.gates.qbar[at + min(Rows::row_of(r), rows - 1)];
+  for (int r = 0; r < Scores::rows; ++r) {
+    weight[r] = static_cast<Real>(call.rules.scale) * call.gates.qbar[at + min(Scores::row_of(r), rows - 1)];
     qn[r] *= weight[r];
   }
   O.each([&](int r, int, int, int, Real& value) { value *= weight[r]; });
@@ -78,14 +78,14 @@ template <class T>
 __device__ __forceinline__ void make_denominators(const Call<typename Config<T>::Real>& call, std::int64_t at, int rows,
                                                   bool stores, const PerRow<T>& qn, const PerRow<T>& part,
                                                   PerRow<T>& inverse) {
-  using Rows = Accumulator<T, tile_rows>;
+  using Scores = Accumulator<T, tile_rows>;
 #pragma unroll
-  for (int r = 0; r < Rows::rows; ++r) {
-    const int t = min(Rows::row_of(r), rows - 1);
+  for (int r = 0; r < Scores::rows; ++r) {
+    const int t = min(Scores::row_of(r), rows - 1);
     Denominator<typename Config<T>::Real> den;
-    if (call.rules.normalized) den = {qn[r] + Rows::over_row(part[r]), call.gates.floor[at + t], call.rules.eps};
+    if (call.rules.normalized) den = {qn[r] + Scores::over_row(part[r]), call.gates.floor[at + t], call.rules.eps};
     inverse[r] = den.inverse;
-    if (stores && threadIdx.x % Rows::lanes == 0 && Rows::row_of(r) < rows) {
+    if (stores && threadIdx.x % Scores::lanes == 0 && Scores::row_of(r) < rows) {
       call.gates.inverse[at + t] = den.inverse;
       call.gates.slope[at + t] = den.slope;
     }
@@ -96,12 +96,12 @@ __device__ __forceinline__ void make_denominators(const Call<typename Config<T>:
 template <class T>
 __device__ __forceinline__ void store_deta(const Call<typename Config<T>::Real>& call, std::int64_t at, int rows,
                                            const PerRow<T>& dh_h) {
-  using Rows = Accumulator<T, tile_rows>;
+  using Scores = Accumulator<T, tile_rows>;
 #pragma unroll
-  for (int r = 0; r < Rows::rows; ++r) {
-    const int i = Rows::row_of(r);
-    const auto product = Rows::over_row(dh_h[r]);
-    if (i < rows && threadIdx.x % Rows::lanes == 0) call.gates.deta[at + i] = call.gates.slope[at + i] * product;
+  for (int r = 0; r < Scores::rows; ++r) {
+    const int i = Scores::row_of(r);
+    const auto product = Scores::over_row(dh_h[r]);
+    if (i < rows && threadIdx.x % Scores::lanes == 0) call.gates.deta[at + i] = call.gates.slope[at + i] * product;
   }
 }
 

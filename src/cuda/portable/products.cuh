@@ -3,6 +3,7 @@
 
 #include "cuda/common/device.cuh"
 #include "cuda/portable/block_gemm.cuh"
+#include "plan/kernel_table.h"
 
 namespace tfla::cuda {
 
@@ -52,6 +53,7 @@ struct Workspace {
   static constexpr int p_size = SharedTile<T, tile_rows, tile_rows>::size;
   static constexpr int p_terms = is_16_bit<T> ? 2 : 1;
   static constexpr int bytes = (2 * (a_size + b_size) + p_terms * p_size) * static_cast<int>(sizeof(T));
+  static_assert(bytes <= most_shared_bytes(Needs::any_gpu), "what a CTA of every GPU may have");
 
   T* a;  // [2][64,slab]
   T* b;  // [2][width,slab] or [2][slab,width]

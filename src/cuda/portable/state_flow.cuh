@@ -62,9 +62,9 @@ struct Flow {
 
 // One number of a state that the caller gives or takes.
 template <class Real>
-__device__ __forceinline__ Real& state_element(const StridedState& rows, std::int64_t sequence, int head,
+__device__ __forceinline__ Real& state_element(const StridedState& state, std::int64_t sequence, int head,
                                                std::int64_t r, std::int64_t c) {
-  return static_cast<Real*>(rows.data)[sequence * rows.sequence + head * rows.head + r * rows.row + c];
+  return static_cast<Real*>(state.data)[sequence * state.sequence + head * state.head + r * state.row + c];
 }
 
 // The chunks of one segment of a sequence.

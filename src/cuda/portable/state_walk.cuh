@@ -4,6 +4,7 @@
 
 #include "cuda/portable/state_flow.cuh"
 #include "cuda/portable/state_tile.cuh"
+#include "plan/kernel_table.h"
 
 namespace tfla::cuda {
 
@@ -20,6 +21,7 @@ struct StatesShared {
   using Y = SharedTile<T, Tile::slab, Tile::width>;
   static constexpr int bytes = 2 * (X::size + Y::size) * static_cast<int>(sizeof(T)) +
                                2 * Tile::slab * static_cast<int>(sizeof(Real) + sizeof(Norm));
+  static_assert(bytes <= most_shared_bytes(Needs::any_gpu), "what a CTA of every GPU may have");
 
   T* xs;
   T* ys;

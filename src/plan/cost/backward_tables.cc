@@ -67,14 +67,14 @@ std::vector<Term> chunkwise_backward_bytes(const Model& model) {
   const ItemBytes& b = model.bytes;
   const bool exponential = model.gate == InputGate::exponential;
   const Polynomial state = constant(dqk * dhv * b.states);
-  const Polynomial scale = constant(exponential ? b.states : 0);   // m of a stored state
-  const Polynomial rows = linear(exponential ? 2 * b.states : 0);  // n.q and m of every row
+  const Polynomial scale = constant(exponential ? b.states : 0);    // m of a stored state
+  const Polynomial norms = linear(exponential ? 2 * b.states : 0);  // n.q and m of every row
   const Polynomial gates = linear(2 * b.gates);
   return {{"States Load", linear((dqk + dhv) * b.qkv) + gates},
           {"States Store", state + scale},
-          {"State Gradients Load", linear((dqk + dhv) * b.qkv) + gates + rows},
+          {"State Gradients Load", linear((dqk + dhv) * b.qkv) + gates + norms},
           {"State Gradients Store", state},
-          {"Gradients Load", linear((2 * dqk + 2 * dhv) * b.qkv) + gates + rows + 2.0 * state + scale},
+          {"Gradients Load", linear((2 * dqk + 2 * dhv) * b.qkv) + gates + norms + 2.0 * state + scale},
           {"Gradients Store", linear((2 * dqk + dhv) * b.qkv) + gates}};
 }
 
@@ -82,9 +82,9 @@ std::vector<Term> parallel_backward_bytes(const Model& model) {
   const auto& [dqk, dhv] = model.dims;
   const ItemBytes& b = model.bytes;
   const bool exponential = model.gate == InputGate::exponential;
-  const Polynomial rows = linear(exponential ? 2 * b.states : 0);
+  const Polynomial norms = linear(exponential ? 2 * b.states : 0);
   const Polynomial gates = linear(2 * b.gates);
-  return {{"Load", linear((2 * dqk + 2 * dhv) * b.qkv) + gates + rows},
+  return {{"Load", linear((2 * dqk + 2 * dhv) * b.qkv) + gates + norms},
           {"Store", linear((2 * dqk + dhv) * b.qkv) + gates}};
 }
 

@@ -58,32 +58,33 @@ struct GateLoader {
   int lane;
 
   // Of the tokens of a lane.
-  struct Rows {
+  struct Tokens {
     float2 u[lane_tokens];
     float deta[lane_tokens];
   };
 
-  __device__ __forceinline__ void read(Rows& rows, const Tile<C::packed>& tile) const {
+  __device__ __forceinline__ void read(Tokens& tokens, const Tile<C::packed>& tile) const {
     const Chunks& chunks = work.chunks;
 #pragma unroll
     for (int x = 0; x < lane_tokens; ++x) {
       const int t = lane + warp_threads * x;
       const bool valid = t < tile.length;
       if constexpr (C::norm) {
-        rows.deta[x] = 0;
-        if (valid && chunks.deta != nullptr) rows.deta[x] = chunks.deta[tile.at + t] / chunks.inverse[tile.at + t];
+        tokens.deta[x] = 0;
+        if (valid && chunks.deta != nullptr) tokens.deta[x] = chunks.deta[tile.at + t] / chunks.inverse[tile.at + t];
       }
-      rows.u[x] = valid ? chunks.u[tile.at + t] : float2{};
-      rows.u[x].y += __log2f(chunks.scale * (valid ? chunks.inverse[tile.at + t] : 0));  // D is zero beyond the tokens
-      arch::pin(rows.u[x]);
+      tokens.u[x] = valid ? chunks.u[tile.at + t] : float2{};
+      // D is zero beyond the tokens.
+      tokens.u[x].y += __log2f(chunks.scale * (valid ? chunks.inverse[tile.at + t] : 0));
+      arch::pin(tokens.u[x]);
     }
   }
-  __device__ __forceinline__ void write(const Rows& rows) const {
+  __device__ __forceinline__ void write(const Tokens& tokens) const {
 #pragma unroll
     for (int x = 0; x < lane_tokens; ++x) {
       const int t = lane + warp_threads * x;
-      arch::write_float2(memory + Gates::u + 8 * t, rows.u[x]);
-      if constexpr (C::norm) arch::write_float(memory + Gates::deta + 4 * t, rows.deta[x]);
+      arch::write_float2(memory + Gates::u + 8 * t, tokens.u[x]);
+      if constexpr (C::norm) arch::write_float(memory + Gates::deta + 4 * t, tokens.deta[x]);
     }
   }
   __device__ __forceinline__ void copy_c(const Tile<C::packed>& tile) const {
@@ -114,11 +115,11 @@ struct GateLoader {
          index = C::packed ? next : index + gridDim.x, parity ^= 1) {
       if (C::packed) next = tile_after<C::packed>(work, index);
       const Tile<C::packed> tile(work.chunks, work.tiles.chunk_of(index));
-      Rows rows;
-      read(rows, tile);
+      Tokens tokens;
+      read(tokens, tile);
       const float norm_product = more.norm_product(index);
       arch::wait(empty, parity);
-      write(rows);
+      write(tokens);
       copy_c(tile);
       if (lane == 0) {
         write_flows(tile.state);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/call.h"
+#include "plan/kernel_table.h"
 
 namespace tfla::cuda::sm90 {
 
@@ -20,7 +21,7 @@ inline constexpr unsigned chunk_panel_bytes = chunk_tokens * panel_row_bytes;
 inline constexpr int panel_alignment = 1024;  // of panels in shared memory: eight rows, after which the swizzle repeats
 
 // Shared memory of compute capability 9.0: of one CTA, and of a multiprocessor, which keeps some for each of its CTAs.
-inline constexpr int cta_shared_bytes = 227 * 1024;
+inline constexpr int cta_shared_bytes = most_shared_bytes(Needs::sm90a);
 inline constexpr int multiprocessor_shared_bytes = 228 * 1024, cta_reserved_bytes = 1024;
 inline constexpr int multiprocessor_registers = 65536;
 

@@ -47,18 +47,18 @@ cuuint64_t stride_bytes(std::int64_t stride, std::int64_t size) {
 
 }  // namespace
 
-CUtensorMap token_map(const Call<float>& call, const Strided& rows, std::int64_t heads, std::int64_t columns,
+CUtensorMap token_map(const Call<float>& call, const Strided& tensor, std::int64_t heads, std::int64_t columns,
                       int box_tokens) {
   const bool packed = call.packing.cu_seqlens != nullptr;
   const std::int64_t last = packed ? call.dims.tokens + 1 : call.dims.batch;
   const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(call.dims.tokens),
                                static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(last)};
-  const cuuint64_t strides[3] = {stride_bytes(rows.token, call.dims.tokens), stride_bytes(rows.head, heads),
-                                 stride_bytes(packed ? rows.token : rows.batch, last)};
+  const cuuint64_t strides[3] = {stride_bytes(tensor.token, call.dims.tokens), stride_bytes(tensor.head, heads),
+                                 stride_bytes(packed ? tensor.token : tensor.batch, last)};
   const cuuint32_t box[4] = {panel, static_cast<cuuint32_t>(box_tokens), 1, 1};
-  const std::uintptr_t before = packed ? static_cast<std::uintptr_t>(call.dims.tokens * rows.token * item) : 0;
-  return map_of(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(rows.data) - before), 4, sizes, strides,
-                box);
+  const std::uintptr_t before = packed ? static_cast<std::uintptr_t>(call.dims.tokens * tensor.token * item) : 0;
+  return map_of(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(tensor.data) - before), 4, sizes,
+                strides, box);
 }
 
 // Zeros but for the first eight numbers of q, in the first panel of the first token: boxes outside of a tensor are

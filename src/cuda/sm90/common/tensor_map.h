@@ -17,7 +17,7 @@ namespace tfla::cuda::sm90 {
 // there too. In their map the fourth axis steps along the tokens as the second one does, and both begin T tokens before
 // the tensor: token t of a sequence is at (column, T - length + t, head, end of the sequence), and what lies beyond its
 // end lies beyond the second axis.
-[[nodiscard]] CUtensorMap token_map(const Call<float>& call, const Strided& rows, std::int64_t heads,
+[[nodiscard]] CUtensorMap token_map(const Call<float>& call, const Strided& tensor, std::int64_t heads,
                                     std::int64_t columns, int box_tokens);
 
 // A map of which every box is zeros. Boxes that lie outside of a tensor of packed sequences are loaded through it:

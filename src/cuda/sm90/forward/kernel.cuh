@@ -32,6 +32,7 @@
 #include "cuda/arch/copy.cuh"
 #include "cuda/launch.h"
 #include "cuda/sm90/common/maps.cuh"
+#include "cuda/sm90/common/table_rows.h"
 #include "cuda/sm90/entry.h"
 #include "cuda/sm90/forward/load.cuh"
 #include "cuda/sm90/forward/outputs/outputs.cuh"
@@ -151,14 +152,11 @@ void launch_shape(const Call<float>& call, cudaStream_t stream) {
 
 template <class T>
 void launch_forward(const Call<float>& call, TileSize tile, cudaStream_t stream) {
-  using forward::launch_shape;
-  const bool narrow = tile.columns == 64;
-  if (tile.rows == 64) return narrow ? launch_shape<T, 1, 64>(call, stream) : launch_shape<T, 1, 128>(call, stream);
-  if (tile.rows == 128) return narrow ? launch_shape<T, 2, 64>(call, stream) : launch_shape<T, 2, 128>(call, stream);
-  if constexpr (!needs_scale16<T>) {
-    if (narrow) return launch_shape<T, 4, 64>(call, stream);
-  }
-  launch_shape<T, 4, 128>(call, stream);
+  with_row<Kernel::forward, T>(tile, [&](auto row) {
+    constexpr int dqk = decltype(row)::rows;
+    if constexpr (dqk <= hopper::dqk_of_a_pass)  // more: inst/bf16_dqk512.cu
+      forward::launch_shape<T, dqk / panel, decltype(row)::columns>(call, stream);
+  });
 }
 
 }  // namespace tfla::cuda::sm90

@@ -196,7 +196,7 @@ struct State {
 
   // n as three 16-bit terms that add up to it. Along rows of 64, swizzled, as wgmma reads them; or in the order in
   // which the lanes of mma.sync do: rows 2 i, 2 i + 1, 2 i + 8, 2 i + 9 of every 16.
-  __device__ __forceinline__ void publish_n(int reader, const Lane& lane, const RowN& rows, float scale16) const {
+  __device__ __forceinline__ void publish_n(int reader, const Lane& lane, const RowN& n, float scale16) const {
     const Lane now = C::few_state_registers ? Lane::again() : lane;
     const bool late = (now.lane & 2) != 0;
     const int h = now.lane & 1, k = now.lane / 4, warp = now.warp;
@@ -206,7 +206,7 @@ struct State {
     to = C::n_is_wgmma_operand ? to + (2 * warp + h) * 16 + k * 2 : to + warp * 32 + k / 2 * 8 + k % 2 * 2 + h * 4;
 #pragma unroll
     for (int turn = 0; turn < rows_of_lane<panels>; ++turn) {
-      float rest = rows[turn];
+      float rest = n[turn];
       if (C::scaled) rest *= scale16;
 #pragma unroll
       for (int term = 0; term < 3; ++term) {

@@ -74,8 +74,8 @@ __global__ void grad_n_scan_kernel(Call<float> call, bool has_sums) {
   const std::int64_t start = sequence_start(call, sequence);
   const int chunks = chunks_of(call, max(sequence_start(call, sequence + 1) - start, std::int64_t{0}));
   const std::int64_t first = first_chunk(call, sequence);
-  const auto at_state = [&](const StridedState& rows) -> float& {
-    return static_cast<float*>(rows.data)[sequence * rows.sequence + head * rows.head + r];
+  const auto at_state = [&](const StridedState& state) -> float& {
+    return static_cast<float*>(state.data)[sequence * state.sequence + head * state.head + r];
   };
   float dn = call.carried.dn_last.data != nullptr ? at_state(call.carried.dn_last) : 0;
   constexpr int ahead = 16;  // loads in flight

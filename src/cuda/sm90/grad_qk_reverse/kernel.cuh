@@ -19,6 +19,7 @@
 
 #include "cuda/launch.h"
 #include "cuda/sm90/common/roles.cuh"
+#include "cuda/sm90/common/table_rows.h"
 #include "cuda/sm90/grad_qk_reverse/load.cuh"
 #include "cuda/sm90/grad_qk_reverse/math.cuh"
 #include "cuda/sm90/grad_qk_reverse/state.cuh"
@@ -85,7 +86,7 @@ inline Maps maps_of(const Call<float>& call) {
 }
 
 template <class C>
-void launch(const Call<float>& call, cudaStream_t stream) {
+void launch_config(const Call<float>& call, cudaStream_t stream) {
   static_assert(shared_bytes<C> <= cta_shared_bytes, "what a CTA may have");
   const int row_tiles = (call.dims.dqk + tile_rows - 1) / tile_rows;
   const int segments = (call.dims.chunks_per_row + call.dims.chunks_per_segment - 1) / call.dims.chunks_per_segment;
@@ -104,10 +105,13 @@ void launch(const Call<float>& call, cudaStream_t stream) {
   }
 }
 
-template <class T, int DhvPanels>
-void launch_columns(const Call<float>& call, cudaStream_t stream) {
-  launch_by_packing(call, [&](auto packed) {
-    launch<Config<T, Options{.dhv_panels = DhvPanels, .packed = decltype(packed)::value}>>(call, stream);
+template <class T>
+void launch(const Call<float>& call, TileSize tile, cudaStream_t stream) {
+  with_row<Kernel::grad_qk_reverse, T>(tile, [&](auto row) {
+    launch_by_packing(call, [&](auto packed) {
+      constexpr Options options{.dhv_panels = decltype(row)::columns / panel, .packed = decltype(packed)::value};
+      launch_config<Config<T, options>>(call, stream);
+    });
   });
 }
 

@@ -18,6 +18,7 @@
 
 #include "cuda/launch.h"
 #include "cuda/sm90/common/roles.cuh"
+#include "cuda/sm90/common/table_rows.h"
 #include "cuda/sm90/grad_qkv/load.cuh"
 #include "cuda/sm90/grad_qkv/math.cuh"
 #include "cuda/sm90/grad_qkv/store.cuh"
@@ -69,24 +70,16 @@ void launch_config(const Call<float>& call, cudaStream_t stream) {
                  add_nothing<C::packed>(maps_of<C>(call), call, chunk_tokens), work);
 }
 
-template <class T, int DqkPanels, int DhvPanels>
-void launch_panels(const Call<float>& call, cudaStream_t stream) {
-  launch_by_packing(call, [&](auto packed) {
-    constexpr Options options{.dqk_panels = DqkPanels, .dhv_panels = DhvPanels, .packed = decltype(packed)::value};
-    launch_config<Config<T, options>>(call, stream);
-  });
-}
-
-template <class T, int DqkPanels>
-void launch_columns(const Call<float>& call, int columns, cudaStream_t stream) {
-  if (columns == 2 * panel) return launch_panels<T, DqkPanels, 2>(call, stream);
-  columns == 3 * panel ? launch_panels<T, DqkPanels, 3>(call, stream) : launch_panels<T, DqkPanels, 4>(call, stream);
-}
-
 template <class T>
 void launch(const Call<float>& call, TileSize tile, cudaStream_t stream) {
-  tile.rows == panel ? launch_columns<T, 1>(call, tile.columns, stream)
-                     : launch_columns<T, 2>(call, tile.columns, stream);
+  with_row<Kernel::grad_qkv, T>(tile, [&](auto row) {
+    launch_by_packing(call, [&](auto packed) {
+      constexpr Options options{.dqk_panels = decltype(row)::rows / panel,
+                                .dhv_panels = decltype(row)::columns / panel,
+                                .packed = decltype(packed)::value};
+      launch_config<Config<T, options>>(call, stream);
+    });
+  });
 }
 
 }  // namespace tfla::cuda::sm90::grad_qkv

@@ -20,6 +20,7 @@
 #include "cuda/launch.h"
 #include "cuda/sm90/common/maps.cuh"
 #include "cuda/sm90/common/roles.cuh"
+#include "cuda/sm90/common/table_rows.h"
 #include "cuda/sm90/grad_qkv_small/load.cuh"
 #include "cuda/sm90/grad_qkv_small/math.cuh"
 #include "cuda/sm90/grad_qkv_small/store.cuh"
@@ -69,11 +70,10 @@ void launch_config(const Call<float>& call, cudaStream_t stream) {
 }
 
 inline void launch(const Call<float>& call, TileSize tile, cudaStream_t stream) {
-  launch_by_packing(call, [&](auto packed) {
-    if (tile.columns == 64)
-      launch_config<Config<Options{.columns = 64, .packed = packed.value}>>(call, stream);
-    else
-      launch_config<Config<Options{.columns = 32, .packed = packed.value}>>(call, stream);
+  with_row<Kernel::grad_qkv_small, __nv_bfloat16>(tile, [&](auto row) {
+    launch_by_packing(call, [&](auto packed) {
+      launch_config<Config<Options{.columns = decltype(row)::columns, .packed = packed.value}>>(call, stream);
+    });
   });
 }
 

@@ -15,11 +15,10 @@ struct Options {
 template <class Type, Options O>
 struct Config : ConfigBase<Type, O.packed> {
   static constexpr int panels = O.panels;
+  static_assert(panels <= 4, "dV of 64 keys and their scores must fit the registers");
 
   // Per thread; 504 in all, what 384 threads at 168 own.
   static constexpr int load_registers = 24, math_registers[2] = {240, 240};
 };
-
-inline constexpr int most_panels = 4;  // dV of 64 keys and their scores fill the registers
 
 }  // namespace tfla::cuda::sm90::grad_v

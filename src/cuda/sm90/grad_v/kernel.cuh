@@ -17,6 +17,7 @@
 
 #include "cuda/launch.h"
 #include "cuda/sm90/common/roles.cuh"
+#include "cuda/sm90/common/table_rows.h"
 #include "cuda/sm90/grad_v/load.cuh"
 #include "cuda/sm90/grad_v/math.cuh"
 #include "cuda/sm90/grad_v/store.cuh"
@@ -63,19 +64,16 @@ void launch_config(const Call<float>& call, int tiles_per_chunk, cudaStream_t st
                  add_nothing<C::packed>(maps_of(call), call, token_block), work);
 }
 
-// Which panels are compiled for a type: kernel_table.h has a row for each.
 template <class T>
 void launch(const Call<float>& call, TileSize tile, cudaStream_t stream) {
-  const int panels = tile.columns / panel, tiles = (panels_of(call.dims.dhv) + panels - 1) / panels;
-  launch_by_packing(call, [&](auto packed) {
-    constexpr bool is_packed = decltype(packed)::value;
-    if (panels == 1) return launch_config<Config<T, Options{.panels = 1, .packed = is_packed}>>(call, tiles, stream);
-    if constexpr (needs_scale16<T>) {
-      if (panels == 2) return launch_config<Config<T, Options{.panels = 2, .packed = is_packed}>>(call, tiles, stream);
-      if (panels == 3) return launch_config<Config<T, Options{.panels = 3, .packed = is_packed}>>(call, tiles, stream);
-    }
-    if constexpr (needs_scale16<T> || !is_packed)
-      launch_config<Config<T, Options{.panels = most_panels, .packed = is_packed}>>(call, tiles, stream);
+  with_row<Kernel::grad_v, T>(tile, [&](auto row) {
+    constexpr int panels = decltype(row)::columns / panel;
+    const int tiles = (panels_of(call.dims.dhv) + panels - 1) / panels;
+    launch_by_packing(call, [&](auto packed) {
+      constexpr bool is_packed = decltype(packed)::value;
+      if constexpr ((decltype(row)::batches & (is_packed ? tfla::packed : tfla::dense)) != 0)
+        launch_config<Config<T, Options{.panels = panels, .packed = is_packed}>>(call, tiles, stream);
+    });
   });
 }
 

@@ -27,6 +27,7 @@
 #include "cuda/launch.h"
 #include "cuda/sm90/common/maps.cuh"
 #include "cuda/sm90/common/roles.cuh"
+#include "cuda/sm90/common/table_rows.h"
 #include "cuda/sm90/entry.h"
 #include "cuda/sm90/states/load.cuh"
 #include "cuda/sm90/states/state.cuh"
@@ -89,15 +90,11 @@ void launch_pass(const Call<float>& call, cudaStream_t stream) {
                                      : launch_kernel<Config<T, O>>(call, stream);
 }
 
-template <class T, Time Direction, Pass P>
+template <Kernel K, class T, Time Direction, Pass P>
 void launch(const Call<float>& call, TileSize tile, cudaStream_t stream) {
-  if (tile.rows == 64) {
-    if (tile.columns == 64) return launch_pass<T, Options{1, 64, Direction, P}>(call, stream);
-    if (tile.columns == 128) return launch_pass<T, Options{1, 128, Direction, P}>(call, stream);
-    return launch_pass<T, Options{1, 256, Direction, P}>(call, stream);
-  }
-  tile.columns == 128 ? launch_pass<T, Options{2, 128, Direction, P}>(call, stream)
-                      : launch_pass<T, Options{2, 256, Direction, P}>(call, stream);
+  with_row<K, T>(tile, [&](auto row) {
+    launch_pass<T, Options{decltype(row)::rows / panel, decltype(row)::columns, Direction, P}>(call, stream);
+  });
 }
 
 }  // namespace states
@@ -105,22 +102,24 @@ void launch(const Call<float>& call, TileSize tile, cudaStream_t stream) {
 template <class T>
 void launch_segment_totals(const Call<float>& call, TileSize tile, Time direction, bool one_term, cudaStream_t stream) {
   using states::Pass;
-  if (direction == Time::reverse) return states::launch<T, Time::reverse, Pass::totals>(call, tile, stream);
+  if (direction == Time::reverse)
+    return states::launch<Kernel::grad_segment_totals, T, Time::reverse, Pass::totals>(call, tile, stream);
   // float16 has one term of keys in both passes.
   if constexpr (!needs_scale16<T>) {
-    if (one_term) return states::launch<T, Time::forward, Pass::rough_totals>(call, tile, stream);
+    if (one_term)
+      return states::launch<Kernel::segment_totals, T, Time::forward, Pass::rough_totals>(call, tile, stream);
   }
-  states::launch<T, Time::forward, Pass::totals>(call, tile, stream);
+  states::launch<Kernel::segment_totals, T, Time::forward, Pass::totals>(call, tile, stream);
 }
 
 template <class T>
 void launch_states(const Call<float>& call, TileSize tile, cudaStream_t stream) {
-  states::launch<T, Time::forward, states::Pass::states>(call, tile, stream);
+  states::launch<Kernel::states, T, Time::forward, states::Pass::states>(call, tile, stream);
 }
 
 template <class T>
 void launch_grad_states(const Call<float>& call, TileSize tile, cudaStream_t stream) {
-  states::launch<T, Time::reverse, states::Pass::states>(call, tile, stream);
+  states::launch<Kernel::grad_states, T, Time::reverse, states::Pass::states>(call, tile, stream);
 }
 
 }  // namespace tfla::cuda::sm90

@@ -224,8 +224,9 @@ struct State {
       read_n(it, lane, held.n, [&](int r) { return from_n[r]; });
       return;
     }
-    const auto read = [&](const StridedState& rows, int r, int c) {
-      return static_cast<const float*>(rows.data)[it.sequence * rows.sequence + it.head * rows.head + r * rows.row + c];
+    const auto read = [&](const StridedState& state, int r, int c) {
+      return static_cast<const float*>(
+          state.data)[it.sequence * state.sequence + it.head * state.head + r * state.row + c];
     };
     if (from_C().data != nullptr)
       each_inside(it, column, lane, held.c, [&](int r, int c, float& value) { value = read(from_C(), r, c); });
@@ -262,8 +263,8 @@ struct State {
       return;
     }
     if (C::reverse ? it.segment != 0 : it.high != it.chunks) return;
-    const auto write = [&](const StridedState& rows, int r, int c, float value) {
-      static_cast<float*>(rows.data)[it.sequence * rows.sequence + it.head * rows.head + r * rows.row + c] = value;
+    const auto write = [&](const StridedState& state, int r, int c, float value) {
+      static_cast<float*>(state.data)[it.sequence * state.sequence + it.head * state.head + r * state.row + c] = value;
     };
     if (to_C().data != nullptr)
       each_inside(it, column, lane, held.c, [&](int r, int c, float& value) { write(to_C(), r, c, value); });

@@ -41,7 +41,7 @@ Call<float> part_of_dqk(const Call<float>& call, bool rest) {
   const int first = rest ? first_columns : 0;
   Call<float> part = call;
   part.dims.dqk = rest ? call.dims.dqk - first_columns : first_columns;
-  for (Strided* rows : {&part.tensors.q, &part.tensors.k}) rows->data = static_cast<T*>(rows->data) + first;
+  for (Strided* tensor : {&part.tensors.q, &part.tensors.k}) tensor->data = static_cast<T*>(tensor->data) + first;
   for (StridedState* C : {&part.carried.C0, &part.carried.C_last})
     if (C->data != nullptr) C->data = static_cast<float*>(C->data) + first * C->row;
   for (StridedState* n : {&part.carried.n0, &part.carried.n_last})

@@ -57,13 +57,15 @@ Call<float> twin_of(const Call<float>& call) {
 
 void launch_grad_states_v(const Call<float>& call, TileSize tile, cudaStream_t stream) {
   const Call<float> twin = twin_of(call);
-  if (tile.rows == 256) return tile.columns == 64 ? launch<4, 64>(twin, stream) : launch<4, 128>(twin, stream);
-  tile.rows == 128 ? launch<2, 128>(twin, stream) : launch<1, 128>(twin, stream);
+  with_row<Kernel::grad_states_v, T>(
+      tile, [&](auto row) { launch<decltype(row)::rows / panel, decltype(row)::columns>(twin, stream); });
 }
 
 void launch_grad_v_reverse(const Call<float>& call, TileSize tile, cudaStream_t stream) {
   const Call<float> twin = twin_of(call);
-  tile.rows == 128 ? launch<2, 128, Keep::nothing>(twin, stream) : launch<1, 128, Keep::nothing>(twin, stream);
+  with_row<Kernel::grad_v_reverse, T>(tile, [&](auto row) {
+    launch<decltype(row)::rows / panel, decltype(row)::columns, Keep::nothing>(twin, stream);
+  });
 }
 
 }  // namespace tfla::cuda::sm90
