@@ -1,5 +1,6 @@
 """What forward keeps for backward, on a machine without a GPU: what is accepted, and sizes as a GPU's plan has them."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from tfla._torch import fake
 from tfla.nn import MLSTMLayer
 
 GPUS = ["H200", "A100"]  # of their own kernels, and of portable ones
+SHAPES = [(2, 300, 3, 64, 64), (1, 5, 2, 128, 256), (3, 128, 1, 24, 20), (2, 1000, 2, 256, 512), (1, 130, 1, 512, 64)]
 
 
 def gradients(given, **options):
@@ -57,6 +59,21 @@ def test_states_are_not_made_again():
     }
     kernels = {keep: [line.removeprefix("kernels").split()[:1] for line in plan] for keep, plan in plans.items()}
     assert ["states"] in kernels["denominators"] and ["states"] not in kernels["states"]
+
+
+@pytest.mark.parametrize("dtype", info.DTYPES)
+@pytest.mark.parametrize("gpu", GPUS)
+def test_backward_finds_what_forward_left(gpu, dtype):
+    """The same bytes of the same things in both plans."""
+    for batch, tokens, heads, dqk, dhv in SHAPES:
+        for keep in CODES.keep:
+            call = {"batch": batch, "tokens": tokens, "heads": heads, "dqk": dqk, "dhv": dhv, "dtype": dtype}
+            plans = [
+                info.describe(operation, **call, keep=keep, device="cuda", gpu=gpu)
+                for operation in ("forward", "backward")
+            ]
+            one, other = (re.search(r"^saved +(\d+) bytes: (.*)", plan, re.MULTILINE).groups() for plan in plans)
+            assert one == other and int(one[0]) == info.saved(**call, keep=keep, gpu=gpu).bytes
 
 
 KEEPS_STATES = [
@@ -112,9 +129,6 @@ def symbols(*sizes: int):
 
 def on_gpu(*shape, dtype=None):
     return SimpleNamespace(shape=shape, dtype=dtype, is_cuda=True, device=torch.device("cuda"))
-
-
-SHAPES = [(2, 300, 3, 64, 64), (1, 5, 2, 128, 256), (3, 128, 1, 24, 20), (2, 1000, 2, 256, 512), (1, 130, 1, 512, 64)]
 
 
 @pytest.mark.parametrize("symbolic", [False, True])

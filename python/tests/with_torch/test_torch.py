@@ -138,10 +138,12 @@ def test_what_is_kept_goes_from_forward_to_backward(monkeypatch, given_state, la
     for module in (derivatives, fast_path):
         monkeypatch.setattr(module, "keeps", lambda q: True)
     function = torch.compile(loss, fullgraph=True, backend="aot_eager") if compiled else loss
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
         function(*handed).backward()
     names = {event.key.replace("::_", "::") for event in profile.key_averages() if event.key.startswith("tfla::")}
     assert names == {f"tfla::mlstm_with_{'state_and_saved' if last_state else 'saved'}", "tfla::mlstm_backward"}
+    backward = next(event for event in profile.events() if event.name.endswith("mlstm_backward"))
+    assert backward.input_shapes[1 if "::_" in backward.name else 3] == [0]  # no bytes, but a tensor
     for x, y in zip(handed, plain, strict=True):
         assert torch.equal(x.grad, y.grad)
 
