@@ -148,7 +148,7 @@ class Exchange(ABC, Generic[C]):
 class Rows(NamedTuple):
     """What a mixer is given at a time."""
 
-    count: int
+    batch: int
     tokens: int  # of each
     sequences: int | None = None  # where `arrange` may lay rows end to end: how many sequences they then are
 

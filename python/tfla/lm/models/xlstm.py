@@ -88,7 +88,7 @@ class XLSTM(Kind[XLSTMConfig]):
         packed = rows.sequences is not None and config.reset == "exact"
         word: Any = str(dtype).removeprefix("torch.")
         call: dict[str, Any] = {
-            "batch": 1 if packed else rows.count, "tokens": rows.count * rows.tokens if packed else rows.tokens,
+            "batch": 1 if packed else rows.batch, "tokens": rows.batch * rows.tokens if packed else rows.tokens,
             "heads": config.heads, "dqk": round(config.qk_factor * config.dim) // config.heads,
             "dhv": round(config.v_factor * config.dim) // config.heads, "dtype": word,
             "sequences": rows.sequences if packed else None, "chunk_size": config.chunk_size, "gpu": gpu,
