@@ -85,6 +85,23 @@ class Scratch {
   std::span<std::byte> memory_;
 };
 
+// The plan, and no more of the memory for what is kept than it says. That memory was asked for while tracing, when
+// neither the platform nor vmap was known: a CPU keeps nothing of it, a batch that vmap has made larger has some to
+// spare, and where it does not suffice nothing is kept. Backward sees the same memory and decides alike.
+template <class Args>
+Plan plan_within_saved(Args& args, const Execution& execution) {
+  const Plan chosen = plan(args, execution);
+  if constexpr (requires { args.saved; }) {
+    if (chosen.saved_bytes > args.saved.size()) {
+      args.options.keep = Keep::nothing;
+      args.saved = {};
+      return plan(args, execution);
+    }
+    args.saved = args.saved.first(chosen.saved_bytes);
+  }
+  return chosen;
+}
+
 template <class Args>
 using Run = void (*)(const Args&, const Plan&, std::span<std::byte>, void*);
 
@@ -99,8 +116,8 @@ void run(Call& call, std::span<const std::int64_t> outer, Args (*make)(Call&), R
     const Arrays::Part part{.axes = outer.size(), .index = index, .count = count, .merged = merged};
     call.in.start(part);
     call.out.start(part);
-    const Args args = make(call);
-    const Plan chosen = plan(args, execution);
+    Args args = make(call);
+    const Plan chosen = plan_within_saved(args, execution);
     operation(args, chosen, scratch.take(chosen.scratch_bytes), execution.stream);
   }
 }

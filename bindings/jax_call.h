@@ -25,9 +25,10 @@ namespace tfla::jax {
   enum Enumeration : std::size_t { __VA_ARGS__, count }; \
   inline constexpr const char* names = #__VA_ARGS__
 // has_state: C, n, m after f. has_index: cu_seqlens, or slots, comes last. has_C: of forward, the last state is wanted;
-// of backward, dC of the last state is given. has_n: of backward, dn of the last state is given.
-TFLA_NAMED(Flag, flag_names, flag_count, gate, normalizer, head_first, exact_normalizer_grad, chunk_size, has_state,
-           has_index, has_C, has_n, has_qk_scale, has_soft_cap);
+// of backward, dC of the last state is given. has_n: of backward, dn of the last state is given. has_saved: what
+// forward leaves for backward is the last result of the one and the last argument of the other.
+TFLA_NAMED(Flag, flag_names, flag_count, gate, normalizer, head_first, exact_normalizer_grad, chunk_size, keep,
+           has_state, has_index, has_C, has_n, has_saved, has_qk_scale, has_soft_cap);
 TFLA_NAMED(Number, number_names, number_count, eps, qk_scale, soft_cap);
 #undef TFLA_NAMED
 
@@ -40,7 +41,8 @@ struct Settings {
                .normalizer = static_cast<Normalizer>(flags[normalizer]),
                .eps = numbers[eps],
                .exact_normalizer_grad = (*this)[exact_normalizer_grad],
-               .chunk_size = flags[chunk_size]};
+               .chunk_size = flags[chunk_size],
+               .keep = (*this)[has_saved] ? static_cast<Keep>(flags[keep]) : Keep::nothing};
     if ((*this)[has_qk_scale]) options.qk_scale = numbers[qk_scale];
     if ((*this)[has_soft_cap]) options.soft_cap = numbers[soft_cap];
   }
@@ -74,6 +76,11 @@ class Arrays {
   [[nodiscard]] TensorView tokens(const char* name) { return ordered(mutable_state(name)); }
   [[nodiscard]] MutableTensorView mutable_tokens(const char* name) { return ordered(mutable_state(name)); }
   [[nodiscard]] TensorView state(const char* name) { return mutable_state(name); }
+  // An array of one axis, of any dtype, as the memory it has.
+  [[nodiscard]] std::span<std::byte> bytes(const char* name) {
+    const MutableTensorView view = mutable_state(name);
+    return {static_cast<std::byte*>(view.data), static_cast<std::size_t>(view.shape[0]) * item_size(view.dtype)};
+  }
   [[nodiscard]] MutableTensorView mutable_state(const char* name) {
     const Array& array = arrays_.at(next_++);
     if (array.shape.size() < part_.axes + 1 || array.shape.size() > part_.axes + MutableTensorView::max_rank) {
@@ -134,6 +141,7 @@ inline MlstmForward forward_args(Call& call) {
     args.last_state.n = call.out.mutable_state("last_state.n");
     args.last_state.m = call.out.mutable_state("last_state.m");
   }
+  if (call.settings[has_saved]) args.saved = call.out.bytes("saved");
   return args;
 }
 
@@ -158,6 +166,7 @@ inline MlstmBackward backward_args(Call& call) {
     args.dinitial_state.n = call.out.mutable_state("dinitial_state.n");
   }
   if (call.settings[has_index]) args.cu_seqlens = call.in.state("cu_seqlens");
+  if (call.settings[has_saved]) args.saved = call.in.bytes("saved");
   return args;
 }
 

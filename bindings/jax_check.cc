@@ -80,11 +80,11 @@ TFLA_EXPORT const char* tfla_jax_check(std::int32_t operation, const tfla::jax::
   using namespace tfla::jax;
   thread_local std::string sentence;
   try {
-    std::array<std::int64_t, flag_count> without_last_state;
-    std::copy_n(flags, flag_count, without_last_state.begin());
-    without_last_state[has_C] = 0;
+    std::array<std::int64_t, flag_count> h_alone;
+    std::copy_n(flags, flag_count, h_alone.begin());
+    h_alone[has_C] = h_alone[has_saved] = 0;
     check(static_cast<tfla::Operation>(operation), {tensors, static_cast<std::size_t>(count)},
-          Settings(without_last_state, {numbers, number_count}));
+          Settings(h_alone, {numbers, number_count}));
     return nullptr;
   } catch (const std::exception& error) {
     sentence = error.what();

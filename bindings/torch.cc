@@ -168,10 +168,18 @@ void take_family(Arguments& given, bool& head_first, tfla::MlstmOptions& options
   options.soft_cap = given.take<std::optional<double>>();
 }
 
+// What forward keeps where nobody says so: of the calls that have a backward, which are the ones that keep anything.
+constexpr tfla::Keep default_keep = tfla::Keep::denominators;
+
+// What is none of the enumeration's is left to validation.
+void keep_nothing(tfla::MlstmOptions& options) {
+  if (options.keep <= tfla::Keep::states) options.keep = tfla::Keep::nothing;
+}
+
 struct Sequence {
   Owned q, k, v, i, f, C, n, m, cu_seqlens;
   bool head_first = false;
-  tfla::MlstmOptions options;
+  tfla::MlstmOptions options{.keep = default_keep};
 };
 
 // Every argument of an operator costs host time, one at its default too. So each operator that is called often has a
@@ -186,6 +194,7 @@ Sequence take_sequence(Arguments& given, Form form) {
     take_family(given, s.head_first, s.options);
     s.options.exact_normalizer_grad = given.take<bool>();
     s.options.chunk_size = given.take<std::int64_t>();
+    s.options.keep = enumerator<tfla::Keep>(given.take<std::int64_t>());
     s.options.formulation = enumerator<tfla::Formulation>(given.take<std::int64_t>());
   }
   given.refuse_missing();
@@ -207,53 +216,50 @@ tfla::MlstmForward forward_args(const Views& views, const Sequence& s, const Own
   };
 }
 
-template <Form Which>
-void mlstm(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*outputs*/) {
-  Arguments given(stack);
-  const Sequence s = take_sequence(given, Which);
-  const Place place(s.q);
-  Owned h = place.empty_like("v", s.v);
-  const auto args = forward_args(Views(place, s.head_first), s, h);
-  run<tfla::MlstmForward>(tfla::Operation::forward, args, place, tfla::forward);
-  give(stack, std::move(h));
-}
+// What an operator returns after h.
+struct Returns {
+  bool last_state = false;  // C, n, m
+  bool saved = false;       // what backward would compute again, as options.keep says: as many bytes as the plan has
+};
 
-// The same with what backward would compute again: h, denominators.
-template <Form Which>
-void mlstm_with_denominators(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*outputs*/) {
-  Arguments given(stack);
-  Sequence s = take_sequence(given, Which);
-  s.options.keep = tfla::Keep::denominators;
-  const Place place(s.q);
-  Owned h = place.empty_like("v", s.v);
-  auto args = forward_args(Views(place, s.head_first), s, h);
-  const tfla::Plan plan = plan_of(tfla::Operation::forward, args, place);
-  Owned denominators = place.empty(codes().bytes, {static_cast<std::int64_t>(plan.saved_bytes)});
-  args.saved = {static_cast<std::byte*>(TensorRef(denominators).mutable_data()), plan.saved_bytes};
-  run<tfla::MlstmForward>(plan, args, place, tfla::forward);
-  give(stack, std::move(h), std::move(denominators));
-}
+struct LastState {
+  Owned C, n, m;
+};
 
-// The same with the last state: h, C, n, m.
-void mlstm_with_state(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*outputs*/) {
-  Arguments given(stack);
-  const Sequence s = take_sequence(given, Form::whole);
-  const Place place(s.q);
-  const Views views(place, s.head_first);
-  Owned h = place.empty_like("v", s.v);
-  auto args = forward_args(views, s, h);
+LastState empty_last_state(const Place& place, const tfla::MlstmForward& args) {
   const std::int64_t states = args.cu_seqlens.given() ? args.cu_seqlens.shape[0] - 1 : args.v.shape[0];
   if (states < 0) throw InvalidArgument("tfla: cu_seqlens is empty; it must hold at least the 0 it begins with");
   const std::int64_t heads = args.v.shape[2];
   const std::int64_t dqk = args.q.shape[3];
   const std::int32_t dtype = args.q.dtype == tfla::DType::float64 ? codes().float64 : codes().float32;
-  Owned last_C = place.empty(dtype, {states, heads, dqk, args.v.shape[3]});
-  Owned last_n = place.empty(dtype, {states, heads, dqk});
-  Owned last_m = place.empty(dtype, {states, heads});
-  args.last_state = {views.in_place("last_state.C", last_C), views.in_place("last_state.n", last_n),
-                     views.in_place("last_state.m", last_m)};
-  run<tfla::MlstmForward>(tfla::Operation::forward, args, place, tfla::forward);
-  give(stack, std::move(h), std::move(last_C), std::move(last_n), std::move(last_m));
+  return {place.empty(dtype, {states, heads, dqk, args.v.shape[3]}), place.empty(dtype, {states, heads, dqk}),
+          place.empty(dtype, {states, heads})};
+}
+
+template <Form Which, Returns Results>
+void mlstm(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*outputs*/) {
+  Arguments given(stack);
+  Sequence s = take_sequence(given, Which);
+  if (!Results.saved) keep_nothing(s.options);
+  const Place place(s.q);
+  const Views views(place, s.head_first);
+  Owned h = place.empty_like("v", s.v), saved;
+  auto args = forward_args(views, s, h);
+  LastState last;
+  if constexpr (Results.last_state) {
+    last = empty_last_state(place, args);
+    args.last_state = {views.in_place("last_state.C", last.C), views.in_place("last_state.n", last.n),
+                       views.in_place("last_state.m", last.m)};
+  }
+  const tfla::Plan plan = plan_of(tfla::Operation::forward, args, place);
+  if constexpr (Results.saved) {
+    saved = place.empty(codes().bytes, {static_cast<std::int64_t>(plan.saved_bytes)});
+    args.saved = {static_cast<std::byte*>(TensorRef(saved).mutable_data()), plan.saved_bytes};
+  }
+  run<tfla::MlstmForward>(plan, args, place, tfla::forward);
+  give(stack, std::move(h));
+  if constexpr (Results.last_state) give(stack + 1, std::move(last.C), std::move(last.n), std::move(last.m));
+  if constexpr (Results.saved) give(stack + (Results.last_state ? 4 : 1), std::move(saved));
 }
 
 // The recurrent formulation has no backward of its own: the gradient of the same function is computed chunkwise.
@@ -261,8 +267,8 @@ tfla::Formulation differentiable(tfla::Formulation formulation) {
   return formulation == tfla::Formulation::recurrent ? tfla::Formulation::chunkwise : formulation;
 }
 
-// dh, dC, dn, denominators, then what forward takes; without what follows its tensors, dC and dn there is no gradient
-// of a state. denominators: as mlstm_with_denominators left them, or none.
+// dh, dC, dn, saved, then what forward takes; without what follows its tensors, dC and dn there is no gradient of a
+// state. saved: as forward left it, of the same options, or none.
 template <Form Which>
 void mlstm_backward(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*outputs*/) {
   Arguments given(stack);
@@ -271,7 +277,7 @@ void mlstm_backward(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t
     dC = given.maybe_tensor();
     dn = given.maybe_tensor();
   }
-  const Owned denominators = given.maybe_tensor();
+  const Owned saved = given.maybe_tensor();
   Sequence s = take_sequence(given, Which);
   for (Owned* gradient : {&dh, &dC, &dn}) *gradient = with_contiguous_last_axis(std::move(*gradient));
   s.options.formulation = differentiable(s.options.formulation);
@@ -300,11 +306,12 @@ void mlstm_backward(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t
       .cu_seqlens = views.plain("cu_seqlens", s.cu_seqlens),
       .options = s.options,
   };
-  if (denominators) {
-    const TensorRef kept = denominators;
-    place.check("denominators", kept);
-    args.options.keep = tfla::Keep::denominators;
+  if (saved) {
+    const TensorRef kept = saved;
+    place.check("saved", kept);
     args.saved = {static_cast<const std::byte*>(kept.data()), static_cast<std::size_t>(kept.count())};
+  } else {
+    keep_nothing(args.options);
   }
   if constexpr (Which == Form::alone) {
     run<tfla::MlstmBackward>(tfla::Operation::backward, args, place, tfla::backward);
@@ -407,7 +414,7 @@ std::string family() {
 std::string of_sequences() {
   const tfla::MlstmOptions defaults;
   return TFLA_INPUTS TFLA_INITIAL + family() + ", bool exact_normalizer_grad=" + text(defaults.exact_normalizer_grad) +
-         ", int chunk_size=" + text(defaults.chunk_size) +
+         ", int chunk_size=" + text(defaults.chunk_size) + ", int keep=" + text(static_cast<int>(default_keep)) +
          ", int formulation=" + text(static_cast<int>(defaults.formulation)) + ")";
 }
 
@@ -417,26 +424,27 @@ STABLE_TORCH_LIBRARY(tfla, library) {
   const auto define = [&](const std::string& schema) { library.def(schema.c_str()); };
   define("mlstm(" + of_sequences() + " -> Tensor");
   define("_mlstm(" TFLA_INPUTS ") -> Tensor");
-  define("mlstm_with_denominators(" + of_sequences() + " -> (Tensor, Tensor)");
-  define("_mlstm_with_denominators(" TFLA_INPUTS ") -> (Tensor, Tensor)");
+  define("mlstm_with_saved(" + of_sequences() + " -> (Tensor, Tensor)");
+  define("_mlstm_with_saved(" TFLA_INPUTS ") -> (Tensor, Tensor)");
   define("mlstm_with_state(" + of_sequences() + " -> (Tensor, Tensor, Tensor, Tensor)");
-  define("mlstm_backward(Tensor dh, Tensor? dC, Tensor? dn, Tensor? denominators, " + of_sequences() +
+  define("mlstm_with_state_and_saved(" + of_sequences() + " -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+  define("mlstm_backward(Tensor dh, Tensor? dC, Tensor? dn, Tensor? saved, " + of_sequences() +
          " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-  define("_mlstm_backward(Tensor dh, Tensor? denominators, " TFLA_INPUTS
-         ") -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+  define("_mlstm_backward(Tensor dh, Tensor? saved, " TFLA_INPUTS ") -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   define("mlstm_step(" TFLA_INPUTS TFLA_STATE ", Tensor? slots=None" + family() + ") -> Tensor");
   define("_mlstm_step(" TFLA_INPUTS TFLA_STATE ") -> Tensor");
 }
 
-#define TFLA_KERNELS(library)                                                       \
-  (library).impl("mlstm", mlstm<Form::whole>);                                      \
-  (library).impl("_mlstm", mlstm<Form::alone>);                                     \
-  (library).impl("mlstm_with_denominators", mlstm_with_denominators<Form::whole>);  \
-  (library).impl("_mlstm_with_denominators", mlstm_with_denominators<Form::alone>); \
-  (library).impl("mlstm_with_state", mlstm_with_state);                             \
-  (library).impl("mlstm_backward", mlstm_backward<Form::whole>);                    \
-  (library).impl("_mlstm_backward", mlstm_backward<Form::alone>);                   \
-  (library).impl("mlstm_step", mlstm_step<Form::whole>);                            \
+#define TFLA_KERNELS(library)                                                                                   \
+  (library).impl("mlstm", mlstm<Form::whole, Returns{}>);                                                       \
+  (library).impl("_mlstm", mlstm<Form::alone, Returns{}>);                                                      \
+  (library).impl("mlstm_with_saved", mlstm<Form::whole, Returns{.saved = true}>);                               \
+  (library).impl("_mlstm_with_saved", mlstm<Form::alone, Returns{.saved = true}>);                              \
+  (library).impl("mlstm_with_state", mlstm<Form::whole, Returns{.last_state = true}>);                          \
+  (library).impl("mlstm_with_state_and_saved", mlstm<Form::whole, Returns{.last_state = true, .saved = true}>); \
+  (library).impl("mlstm_backward", mlstm_backward<Form::whole>);                                                \
+  (library).impl("_mlstm_backward", mlstm_backward<Form::alone>);                                               \
+  (library).impl("mlstm_step", mlstm_step<Form::whole>);                                                        \
   (library).impl("_mlstm_step", mlstm_step<Form::alone>)
 
 STABLE_TORCH_LIBRARY_IMPL(tfla, CPU, library) { TFLA_KERNELS(library); }

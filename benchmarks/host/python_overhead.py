@@ -162,8 +162,8 @@ class Bench:
         dh = self.tensors["h"]
 
         def train() -> object:
-            h, denominators = library.forward_with_denominators_alone._op(*self.inputs)
-            return library.backward_alone._op(dh, denominators, *self.inputs)
+            h, saved = library.forward_with_saved_alone._op(*self.inputs)
+            return library.backward_alone._op(dh, saved, *self.inputs)
 
         return self.python(train, grad=False)
 
@@ -232,7 +232,7 @@ class Bench:
         dh = self.tensors["h"]
         operators = {
             "forward, no gradient": lambda: library.forward_alone._op(*self.inputs),
-            "forward": lambda: library.forward_with_denominators_alone._op(*self.inputs),
+            "forward": lambda: library.forward_with_saved_alone._op(*self.inputs),
             "backward": lambda: library.backward_alone._op(dh, None, *self.inputs),
             "step": lambda: library.step_alone._op(*self.inputs, *self.state),
         }

@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import platform
 import sys
+from typing import Any
 
 import tfla
 from tfla import info
@@ -26,7 +27,7 @@ def _plans(device: info.Device) -> list[str]:
     operations: tuple[info.Operation, ...] = ("forward", "backward", "step")
     lines = []
     for operation in operations:
-        shape = SHAPE if operation != "step" else SHAPE | {"tokens": 1}
+        shape: dict[str, Any] = SHAPE if operation != "step" else SHAPE | {"tokens": 1}
         plan = info.describe(operation, dtype=dtype, device=device, **shape)
         rows = dict(line.split(maxsplit=1) for line in plan.splitlines() if line.strip())
         lines.append(f"  {operation:9} {dtype}: {rows['kernels']}")

@@ -15,6 +15,7 @@ from typing import Any, Literal
 Gate = Literal["exp", "sigmoid", "log"]
 Normalizer = Literal["max", "none"]
 Layout = Literal["bthd", "bhtd"]
+Keep = Literal["denominators", "states"]
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,12 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "chunk_size", "chunk_size", "int", None,
         "spacing of the states that backward stores; None lets the plan choose", of_steps=False,
+    ),
+    Option(
+        "keep", "keep", "int", "denominators",
+        "what forward leaves for backward on a GPU: denominators alone, or states too, "
+        "which backward then does not make again",
+        codes={"denominators": 1, "states": 2}, of_steps=False,
     ),
     Option(
         "formulation", "formulation", "int", "chunkwise",

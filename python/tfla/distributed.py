@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tfla._gates import log_forget
-from tfla._options import CODES, DEFAULTS, GATE_FAMILIES, Gate, GateFamily, Layout, Normalizer, encode_all
+from tfla._options import CODES, DEFAULTS, GATE_FAMILIES, Gate, GateFamily, Keep, Layout, Normalizer, encode_all
 from tfla._torch import derivatives, fast_path, operators
 from tfla.ops import InitialState, State, _autocast, _parts
 
@@ -52,6 +52,7 @@ def mlstm(
     soft_cap: float | None = DEFAULTS.soft_cap,
     layout: Layout = DEFAULTS.layout,
     exact_normalizer_grad: bool = DEFAULTS.exact_normalizer_grad,
+    keep: Keep = DEFAULTS.keep,
 ) -> Tensor | tuple[Tensor, State]:
     """`tfla.mlstm` of a sequence whose tokens are spread over the ranks of `group`, in the order of ranks.
 
@@ -67,7 +68,8 @@ def mlstm(
         Everything else: as in `tfla.mlstm`.
     """
     given = (
-        gate, normalizer, layout, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size, DEFAULTS.formulation,
+        gate, normalizer, layout, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size, keep,
+        DEFAULTS.formulation,
     )  # fmt: skip
     options = encode_all(given)
     q, k, v = _autocast(q, k, v)
@@ -78,8 +80,10 @@ def mlstm(
         one = derivatives.call if torch.compiler.is_compiling() else fast_path.call
         h, *final = one(operators.forward_with_state, (q, k, v, i, f, C, n, m, None, *options))
     else:
-        call = _Call(GATE_FAMILIES[gate], CODES.layout[layout], soft_cap, options)
-        h, *final = _ContextParallel.apply(group, call, m, q, k, v, i, f, C, n)
+        inputs = (q, k, v, i, f, C, n)
+        saves = derivatives.trains(inputs) and derivatives.keeps(q)
+        call = _Call(GATE_FAMILIES[gate], CODES.layout[layout], soft_cap, options, saves)
+        h, *final = _ContextParallel.apply(group, call, m, *inputs)
     return (h, State(*final).detach()) if output_final_state else h
 
 
@@ -88,6 +92,12 @@ class _Call(NamedTuple):
     head_first: bool
     soft_cap: float | None
     options: tuple  # all of them, as operators take them
+    saves: bool  # whether forward keeps something for backward
+
+    def forward(self, operator: Any, *inputs: Any) -> tuple[Any, Tensor | None]:
+        """The results of an operator whose h has a backward, and what is saved for it."""
+        operator = operators.SAVING[operator] if self.saves else operator
+        return derivatives.without_saved(operator, operator(*inputs, None, *self.options))
 
 
 class _ContextParallel(torch.autograd.Function):
@@ -97,13 +107,16 @@ class _ContextParallel(torch.autograd.Function):
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         # The first stretch begins from the given state, so its own state is that of one device, and so is its h.
         start = (C, n, m) if rank == 0 else _state_of_nothing(tokens, call)
-        h, *own = operators.forward_with_state(*tokens, *start, None, *call.options)
+        if rank == 0:
+            (h, *own), saved = call.forward(operators.forward_with_state, *tokens, *start)
+        else:
+            _, *own = operators.forward_with_state(*tokens, *start, None, *call.options)
         everyone = _all_gather([*own, _log_decay(tokens[4], call)], group)
         boundaries = _merge(everyone, has_max_state=call.family.has_max_state)
         if rank > 0:
             start = boundaries[rank - 1]
-            h = operators.forward(*tokens, *start, None, *call.options)
-        ctx.save_for_backward(*tokens, *start)
+            h, saved = call.forward(operators.forward, *tokens, *start)
+        ctx.save_for_backward(saved, *tokens, *start)
         ctx.group, ctx.call, ctx.decays = group, call, _boundary_decays(everyone, boundaries)
         ctx.mark_non_differentiable(*boundaries[ranks - 1])
         ctx.set_materialize_grads(False)
@@ -115,13 +128,13 @@ class _ContextParallel(torch.autograd.Function):
             raise RuntimeError(
                 "tfla: distributed.mlstm was asked for a second derivative; it has first derivatives only"
             )
-        *tokens, C, n, m = ctx.saved_tensors
+        saved, *tokens, C, n, m = ctx.saved_tensors
         rank, ranks = dist.get_rank(ctx.group), dist.get_world_size(ctx.group)
         if dh is None:  # the other ranks wait for this one
             dh = torch.zeros_like(tokens[2], memory_format=torch.contiguous_format)
 
         def gradients(dC: Tensor | None, dn: Tensor | None) -> tuple[Tensor, ...]:
-            return operators.backward(dh, dC, dn, None, *tokens, C, n, m, None, *ctx.call.options)
+            return operators.backward(dh, dC, dn, saved, *tokens, C, n, m, None, *ctx.call.options)
 
         # What this stretch alone wants of the state it began from; nobody needs that of the first.
         if rank > 0:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from tfla._options import DEFAULTS, Gate, Layout, Normalizer, encode
+from tfla._options import DEFAULTS, Gate, Keep, Layout, Normalizer, encode
 from tfla._torch import derivatives, fast_path, operators
 from tfla._torch.derivatives import transforms_active
 from tfla._torch.fast_path import any_autocast, call_alone, encoded
@@ -63,10 +63,11 @@ def _mlstm(
     soft_cap: float | None = DEFAULTS.soft_cap,
     layout: Layout = DEFAULTS.layout,
     exact_normalizer_grad: bool = DEFAULTS.exact_normalizer_grad,
+    keep: Keep = DEFAULTS.keep,
 ) -> Tensor | tuple[Tensor, State]:
     """Whole sequences in any formulation."""
     given = (
-        gate, normalizer, layout, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size, formulation,
+        gate, normalizer, layout, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size, keep, formulation,
     )  # fmt: skip
     compiling = is_compiling()
     options = encode(given) if compiling else encoded(given)
@@ -98,6 +99,7 @@ class _Options(TypedDict, total=False):
 
 class _ChunkwiseOptions(_Options, total=False):
     chunk_size: int | None
+    keep: Keep
 
 
 class _Formulation(Protocol):
@@ -132,7 +134,7 @@ class _Formulation(Protocol):
 _mlstm.__qualname__ = "mlstm"  # for errors about arguments
 _SIGNATURE = inspect.signature(_mlstm)
 _PARAMETERS = {name: x for name, x in _SIGNATURE.parameters.items() if name != "formulation"}
-_WITHOUT_CHUNKS = {name: x for name, x in _PARAMETERS.items() if name != "chunk_size"}
+_WITHOUT_CHUNKS = {name: x for name, x in _PARAMETERS.items() if name not in ("chunk_size", "keep")}
 
 
 def _signed(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> Any:
@@ -201,6 +203,10 @@ def mlstm(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, **options: Any)
         layout: "bthd" as above, or "bhtd": q, k (B,Hqk,T,dqk), v, h (B,H,T,dhv), i, f (B,H,T). Neither is copied.
         exact_normalizer_grad: differentiate through the denominator too. The paper holds it constant, since the term
             cancels under the norm layer that follows.
+        keep: what forward leaves for backward on a GPU, where a gradient is wanted. "denominators": two numbers per
+            token and head. "states": these and the states between chunks, dqk * dhv numbers each, which backward then
+            does not make again. Where a kernel cannot keep states (docs/python/keep.md) it keeps denominators. A CPU
+            keeps nothing. Results differ by rounding at most.
 
     Returns:
         h, shaped as v, in the dtype of q; with output_final_state the pair (h, State(C, n, m)).

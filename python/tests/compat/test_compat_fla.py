@@ -207,6 +207,18 @@ def test_linear_attention_packed():
         assert relative_error(z[s], z_alone[0]) < 1e-12
 
 
+def test_what_forward_keeps_is_handed_on(monkeypatch):
+    q, k, v, _, _ = tensors()
+    asked = []
+    operator = fla.tfla.mlstm
+    monkeypatch.setattr(
+        fla.tfla, "mlstm", lambda *x, **options: asked.append(options["keep"]) or operator(*x, **options)
+    )
+    for options in ({}, {"keep": "states"}):
+        fla.chunk_retention(q, k, v, **options)
+    assert asked == ["denominators", "states"]
+
+
 def test_no_final_state_unless_asked():
     q, k, v, g, _ = tensors()
     for function in (fla.chunk_simple_gla, fla.fused_recurrent_simple_gla):
@@ -227,6 +239,7 @@ REFUSED = [
     (fla.chunk_simple_gla, {"cu_seqlens": torch.tensor([0, T])}, ValueError, "cu_seqlens is given with a batch of 2"),
     (fla.chunk_linear_attn, {"initial_state": (state, state), "normalize": False}, ValueError, "is a pair"),
     (fla.chunk_linear_attn, {"chunk_size": 64}, TypeError, "chunk_size"),
+    (fla.chunk_retention, {"keep": "all"}, ValueError, "keep is 'all'"),
     (fla.fused_recurrent_simple_gla, {"transpose_state_layout": True}, TypeError, "transpose_state_layout"),
 ]
 

@@ -26,18 +26,19 @@ def defaults(function) -> dict:
     ("operator", "tensors", "options"),
     [
         ("mlstm", 9, OPTIONS),
-        ("mlstm_with_denominators", 9, OPTIONS),
+        ("mlstm_with_saved", 9, OPTIONS),
         ("mlstm_with_state", 9, OPTIONS),
+        ("mlstm_with_state_and_saved", 9, OPTIONS),
         ("mlstm_backward", 13, OPTIONS),
         ("mlstm_step", 9, tuple(option for option in OPTIONS if option.of_steps)),
         ("_mlstm", 5, ()),
-        ("_mlstm_with_denominators", 5, ()),
+        ("_mlstm_with_saved", 5, ()),
         ("_mlstm_backward", 7, ()),
         ("_mlstm_step", 8, ()),
     ],
 )
 def test_schemas(operator, tensors, options):
-    """Their defaults are those of MlstmOptions in include/tfla/mlstm.h."""
+    """Their defaults are those of MlstmOptions in include/tfla/mlstm.h; that of keep is bindings/torch.cc's."""
     arguments = getattr(torch.ops.tfla, operator).default._schema.arguments
     assert all(str(x.type) in ("Tensor", "Optional[Tensor]") for x in arguments[:tensors])
     wanted = _options.encode_all(tuple(option.default for option in options))
@@ -49,7 +50,7 @@ def test_schemas(operator, tensors, options):
 
 def test_no_operator_is_left_out():
     names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("tfla::")}
-    assert len(names) == 9
+    assert len(names) == 10
 
 
 @pytest.mark.parametrize(
@@ -70,15 +71,15 @@ def test_numbers_are_those_of_the_library(name, number):
         (tfla.mlstm, (), {"initial_state": None, "output_final_state": False, "cu_seqlens": None}),
         (
             tfla.mlstm_parallel,
-            ("chunk_size",),
+            ("chunk_size", "keep"),
             {"initial_state": None, "output_final_state": False, "cu_seqlens": None},
         ),
         (
             tfla.mlstm_recurrent,
-            ("chunk_size",),
+            ("chunk_size", "keep"),
             {"initial_state": None, "output_final_state": False, "cu_seqlens": None},
         ),
-        (tfla.mlstm_step, ("exact_normalizer_grad", "chunk_size"), {"slots": None}),
+        (tfla.mlstm_step, ("exact_normalizer_grad", "chunk_size", "keep"), {"slots": None}),
         (distributed_mlstm, (), {"group": None, "initial_state": None, "output_final_state": False}),
     ],
     ids=lambda x: getattr(x, "__name__", ""),
@@ -99,7 +100,7 @@ def test_signatures_of_modules(module):
     """The soft cap is their own."""
     given = defaults(module)
     shared = {option.name for option in OPTIONS} & set(given) - {"soft_cap"}
-    assert len(shared) == 5 and all(given[name] == getattr(DEFAULTS, name) for name in shared)
+    assert len(shared) == 6 and all(given[name] == getattr(DEFAULTS, name) for name in shared)
 
 
 def test_types_of_options():
@@ -112,7 +113,7 @@ def test_types_of_options():
 
 
 @pytest.mark.parametrize("function", [tfla.mlstm_parallel, tfla.mlstm_recurrent])
-@pytest.mark.parametrize("option", ["chunk_size", "scale", "formulation"])
+@pytest.mark.parametrize("option", ["chunk_size", "keep", "scale", "formulation"])
 def test_unknown_keywords(function, option):
     given = [torch.zeros(1, 1, 1, 1)] * 3 + [torch.zeros(1, 1, 1)] * 2
     with pytest.raises(TypeError, match=rf"^{function.__name__}\(\) got an unexpected keyword argument '{option}'$"):
@@ -126,6 +127,7 @@ def test_families():
         assert family.normalizer in get_args(_options.Normalizer)
     assert set(get_args(_options.Normalizer)) | {None} == set(OPTIONS[1].codes)
     assert get_args(_options.Layout) == tuple(OPTIONS[2].codes)
+    assert get_args(_options.Keep) == tuple(_options.CODES.keep)
 
 
 @pytest.mark.parametrize("family", GATE_FAMILIES.values(), ids=lambda family: family.name)

@@ -12,7 +12,7 @@ from repository import ROOT
 sys.path.append(str(ROOT))
 
 from benchmarks.cpu import targets  # noqa: E402
-from benchmarks.gpu import chunk_sizes, compare, fit_chunk_model  # noqa: E402
+from benchmarks.gpu import chunk_sizes, compare, fit_chunk_model, through_torch  # noqa: E402
 from benchmarks.gpu import parts as gpu_parts  # noqa: E402
 from benchmarks.gpu import targets as gpu_targets  # noqa: E402
 from benchmarks.gpu.measure import Run  # noqa: E402
@@ -266,3 +266,29 @@ def test_growth_verdict(longest, met):
     verdicts = targets.judge_growth({"growth": {operation: {"turns": turns} for operation in targets.OPERATIONS}})
     assert [verdict.met for verdict in verdicts] == [met, met]
     assert "T 2,048 to 65,536" in verdicts[0].what
+
+
+def test_cases_through_torch():
+    """Those of 65,536 tokens have as many, packed ones too; uneven lengths lie within their range."""
+    lengths = through_torch.uneven_lengths()
+    assert sum(lengths) == through_torch.TOKENS and min(lengths) >= 16 and max(lengths) <= 3000
+    assert len(set(lengths)) > 20
+    for case in through_torch.CASES:
+        wide = case.heads * case.dqk == 4096 and case.batch == 4
+        assert case.batch * case.tokens == (4 * 8192 if wide else through_torch.TOKENS), case.name
+        assert not case.lengths or (case.batch == 1 and sum(case.lengths) == case.tokens)
+    names = [case.name for case in through_torch.CASES]
+    assert len(set(names)) == len(names) == 15
+
+
+def test_table_through_torch():
+    """A row that keeps states says what that saves; one that does not, and one that failed, have no such number."""
+    times = {"forward": 1.0, "denominators": 4.0, "states": 3.0}
+    bytes_of = {"denominators": 1_000_000_000, "states": 3_000_000_000}
+    row = {"name": "a", "gate": "exp", "milliseconds": times, "peak_bytes": bytes_of, "saved_bytes": bytes_of}
+    kept, less = ({"kept": {"denominators": "denominators", "states": word}} for word in ("states", "denominators"))
+    lines = through_torch.table([row | kept, row | less, {"name": "b", "gate": "exp", "error": "no"}]).splitlines()
+    assert lines[2] == "| a | exp | 1.000 | 4.000 | 3.000 | 25.0 % | 3.000 | 1.00 | 3.00 |"
+    assert lines[3] == "| a | exp | 1.000 | 4.000 | - | - | 3.000 | 1.00 | 3.00 |"
+    assert lines[4].startswith("| b | exp | no |")
+    assert len({line.count("|") for line in lines}) == 1

@@ -1,5 +1,6 @@
 """tfla.jax against the recurrence in float64 numpy: values, gradients, and every transformation."""
 
+import re
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 import tfla.jax
 from numpy_reference import mlstm as reference
 from numpy_reference import relative_error
+from tfla import info
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_num_cpu_devices", 4)  # for shard_map
@@ -285,11 +287,72 @@ def test_remat_and_scan():
     assert relative_error(rematerialised, plain) < 1e-12
 
 
+def with_keep(keep, **options):
+    def gradients(arrays):
+        def loss(arrays):
+            h, last = tfla.jax.mlstm(*arrays, output_final_state=True, keep=keep, **options)
+            return (h**2).sum() + (last.C**2).sum()
+
+        return jax.grad(loss)(arrays)
+
+    return gradients
+
+
+def same_bits(one, other):
+    return all((x == y).all() for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
+
+
+def test_what_is_kept_changes_nothing_on_a_cpu():
+    arrays = make_inputs()
+    found = [jax.jit(with_keep(keep))(arrays) for keep in ("denominators", "states")]
+    assert same_bits(*found)
+
+
+@pytest.mark.parametrize("layout", ["bthd", "bhtd"])
+def test_memory_for_what_is_kept_goes_from_forward_to_backward(monkeypatch, layout):
+    """As where the default platform is a GPU, whose plan says how much; the CPU leaves it as it is."""
+    arrays = make_inputs()
+    arrays = [jnp.swapaxes(x, 1, 2) for x in arrays] if layout == "bhtd" else arrays
+    wanted = with_keep("states", layout=layout)(arrays)
+    asked, plan = [], info.saved
+
+    def saved(**call):
+        asked.append(call)
+        return plan(**call, gpu="H200")
+
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(info, "saved", saved)
+    graph = str(jax.make_jaxpr(with_keep("states", layout=layout))(arrays))
+    shape = {"batch": B, "tokens": T, "heads": H, "dqk": DQK, "dhv": DHV, "dtype": "float32", "sequences": None}
+    assert asked == [{**shape, "keep": "states", "chunk_size": 0}]
+    size = plan(**asked[0], gpu="H200").bytes // 4
+    made = re.findall(rf"(\w+):i32\[{size}\]", graph)
+    handed = re.findall(r"tfla_mlstm_backward.*?\] ([\w ]*)", graph, re.DOTALL)
+    assert size > B * H * DQK * DHV and len(made) == 1 and handed[0].split()[-1] == made[0]
+    assert same_bits(jax.jit(with_keep("states", layout=layout))(arrays), wanted)
+    stacked = [jnp.stack([x, 2 * x, x]) for x in arrays]
+    many = jax.vmap(with_keep("states", layout=layout))(stacked)
+    assert same_bits([x[2] for x in many], wanted)
+
+
+def test_memory_for_what_is_kept_of_packed_sequences(monkeypatch):
+    """Under vmap each packing is a call, with a part of that memory."""
+    arrays, plan = make_inputs(batch=1), info.saved
+    packings = jnp.array([[0, 9, T], [0, 30, T]])
+    wanted = [with_keep("states", cu_seqlens=packing)(arrays) for packing in packings]
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(info, "saved", lambda **call: plan(**call, gpu="H200"))
+    found = jax.vmap(lambda packing: with_keep("states", cu_seqlens=packing)(arrays))(packings)
+    for number, grads in enumerate(wanted):
+        assert same_bits([x[number] for x in found], grads)
+
+
 REFUSED = [
     ({"gate": "relu"}, "gate is 'relu'; it must be 'exp', 'sigmoid' or 'log'"),
     ({"layout": "tbhd"}, "layout is 'tbhd'"),
     ({"normalizer": "l2"}, "normalizer is 'l2'"),
     ({"eps": -1.0}, "eps"),
+    ({"keep": "nothing"}, "keep is 'nothing'; it must be 'denominators' or 'states'"),
     ({"chunk_size": 0}, "chunk_size is 0; it must be positive, or None"),
     ({"i": jnp.zeros((B, T, H + 1))}, r"i has shape \(2,37,5\); it must be \(B,T,H\) = \(2,37,4\)"),
     ({"k": jnp.zeros((B, T, HQK, DQK), "float64")}, "k has dtype float64; it must be float32, the dtype of q"),

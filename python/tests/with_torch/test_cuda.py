@@ -1,11 +1,15 @@
 """The operators on a GPU, with a tfla and a torch that were built for it; skipped elsewhere."""
 
+import re
+
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import tfla
 from inputs import make_inputs, make_state
 from tfla import info
+from tfla._options import CODES, OPTIONS, encode_all
 from tfla._torch import operators
 from tfla.reference import BOUNDS, recurrence, relative_error
 
@@ -50,13 +54,105 @@ def test_values_and_gradients(dtype, layout):
 
 @pytest.mark.parametrize("tokens", [1, 63, 130])
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
-def test_size_of_kept_denominators(dtype, tokens):
+@pytest.mark.parametrize("keep", CODES.keep)
+@pytest.mark.parametrize("packed", [False, True])
+def test_size_of_what_is_kept(dtype, tokens, keep, packed):
     """What torch.compile is told is what the plan says."""
-    given = make_inputs(2, tokens, 3, 32, 64, dtype=dtype).map(lambda x: x.cuda())
-    kept = operators.forward_with_denominators(*given)[1]
-    with torch._subclasses.FakeTensorMode() as mode:
-        fake = operators.forward_with_denominators(*(mode.from_tensor(x) for x in given))[1]
-    assert kept.shape == fake.shape and kept.dtype == fake.dtype
+    given = make_inputs(1 if packed else 2, tokens, 3, 32, 64, dtype=dtype).map(lambda x: x.cuda())
+    cu_seqlens = torch.tensor([0, tokens // 2, tokens], device="cuda") if packed else None
+    options = encode_all(tuple(keep if option.name == "keep" else option.default for option in OPTIONS))
+    for operator in operators.SAVING.values():
+        kept = operator(*given, None, None, None, cu_seqlens, *options)[-1]
+        with torch._subclasses.FakeTensorMode() as mode:
+            moved = [x if x is None else mode.from_tensor(x) for x in (*given, None, None, None, cu_seqlens)]
+            fake = operator(*moved, *options)[-1]
+        assert kept.shape == fake.shape and kept.dtype == fake.dtype and kept.numel() > 0
+
+
+def saved_bytes(h: torch.Tensor) -> int:
+    """Of what autograd keeps as bytes: what forward has left for backward."""
+    return sum(x.numel() for x in h.grad_fn.saved_tensors if x is not None and x.dtype == torch.uint8)
+
+
+# Heads of each backward kernel of Hopper's, wide ones whose states are not kept, and lengths that end inside a chunk.
+KEPT = [
+    (2, 300, 2, 64, 64),
+    (2, 1000, 2, 128, 256),
+    (1, 5000, 1, 128, 128),
+    (1, 700, 2, 256, 512),
+    (1, 260, 1, 512, 64),
+]
+
+
+@pytest.mark.parametrize("bounds", [None, [0, 5, 5, 130, 255]], ids=["dense", "packed"])
+@pytest.mark.parametrize("gate", ["exp", "sigmoid"])
+@pytest.mark.parametrize("shape", KEPT, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_kept_states_against_float64(dtype, shape, gate, bounds):
+    batch, tokens, heads, dqk, dhv = shape
+    if bounds is not None:
+        batch, tokens = 1, bounds[-1]
+    given = make_inputs(batch, tokens, heads, dqk, dhv, dtype=dtype, gate_dtype=torch.float32)
+    mine, wanted = given.map(torch.Tensor.cuda).leaves(), given.map(torch.Tensor.double).leaves()
+    cu_seqlens = None if bounds is None else torch.tensor(bounds, device="cuda")
+    h = tfla.mlstm(*mine, gate=gate, cu_seqlens=cu_seqlens, keep="states")
+    plan = info.saved(
+        batch=batch, tokens=tokens, heads=heads, dqk=dqk, dhv=dhv, dtype=str(dtype).removeprefix("torch."),
+        keep="states", sequences=None if bounds is None else len(bounds) - 1,
+    )  # fmt: skip
+    assert saved_bytes(h) == plan.bytes
+    pieces = [(0, tokens)] if bounds is None else list(zip(bounds, bounds[1:], strict=False))
+    rows = [recurrence(*wanted.map(lambda x, s=s: x[:, s[0] : s[1]]), gate=gate)[0] for s in pieces if s[0] < s[1]]
+    reference = torch.cat(rows, dim=1)
+    dh = torch.randn(reference.shape).to(dtype)
+    h.backward(dh.cuda())
+    reference.backward(dh.double())
+    assert relative_error(h.cpu(), reference) < GPU_BOUNDS[dtype][0]
+    for name, x, y in zip("qkvif", mine, wanted, strict=True):
+        assert relative_error(x.grad.cpu(), y.grad) < GPU_BOUNDS[dtype][1], name
+
+
+def test_kept_states_take_more_memory_and_spare_a_kernel():
+    shape = {"batch": 2, "tokens": 1000, "heads": 2, "dqk": 128, "dhv": 256}
+    given = make_inputs(*shape.values(), dtype=torch.bfloat16).map(torch.Tensor.cuda).leaves()
+    sizes = {keep: saved_bytes(tfla.mlstm(*given, gate="sigmoid", keep=keep)) for keep in CODES.keep}
+    assert sizes["states"] - sizes["denominators"] >= 2 * 2 * (1000 // 128) * 128 * 256 * 2
+    plans = {keep: info.describe("backward", **shape, dtype="bfloat16", device="cuda", keep=keep) for keep in sizes}
+    kernels = {keep: re.findall(r"^(?:kernels)? +(\w+)", plan, re.MULTILINE) for keep, plan in plans.items()}
+    assert "states" in kernels["denominators"] and "states" not in kernels["states"], kernels
+
+
+@pytest.mark.parametrize("output_final_state", [False, True])
+def test_kept_states_in_graphs_and_under_checkpointing(output_final_state):
+    """torch.compile, recomputed activations and a captured training step have the gradients of eager mode, in bits."""
+    given = make_inputs(2, 300, 2, 64, 128, dtype=torch.bfloat16).map(torch.Tensor.cuda)
+
+    def loss(*inputs):
+        result = tfla.mlstm(*inputs, keep="states", output_final_state=output_final_state)
+        return result[0].float().square().sum() + result[1].C.sum() if output_final_state else result.float().sum()
+
+    def gradients(function):
+        leaves = given.leaves()
+        return torch.autograd.grad(function(*leaves), list(leaves))
+
+    wanted = gradients(loss)
+    found = [
+        gradients(torch.compile(loss, fullgraph=True, backend="aot_eager", dynamic=dynamic))
+        for dynamic in (False, True)
+    ]
+    found.append(gradients(lambda *x: checkpoint(loss, *x, use_reentrant=False)))
+    leaves = given.leaves()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.autograd.grad(loss(*leaves), list(leaves))
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        found.append(torch.autograd.grad(loss(*leaves), list(leaves)))
+    graph.replay()
+    torch.cuda.synchronize()
+    for grads in found:
+        assert all(torch.equal(x, y) for x, y in zip(grads, wanted, strict=True))
 
 
 def test_packed_and_slots():

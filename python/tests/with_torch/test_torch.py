@@ -13,6 +13,7 @@ from tfla.reference import BOUNDS, recurrence, relative_error
 
 DOUBLE = torch.float64
 GIVEN = encode_all(tuple(option.default for option in OPTIONS))
+KEEPING_STATES = encode_all(tuple("states" if option.name == "keep" else option.default for option in OPTIONS))
 
 
 def small(**options):
@@ -29,24 +30,35 @@ def opcheck_cases():
     return {
         "mlstm": (library.forward, (*leaves, *none, None, *GIVEN)),
         "mlstm_packed": (library.forward, (*packed, *none, cu_seqlens, *GIVEN)),
-        "mlstm_with_denominators": (library.forward_with_denominators, (*leaves, *none, None, *GIVEN)),
-        "mlstm_with_denominators_packed": (library.forward_with_denominators, (*packed, *none, cu_seqlens, *GIVEN)),
+        "mlstm_with_saved": (library.forward_with_saved, (*leaves, *none, None, *GIVEN)),
+        "mlstm_with_saved_packed": (library.forward_with_saved, (*packed, *none, cu_seqlens, *GIVEN)),
+        "mlstm_with_saved_states": (library.forward_with_saved, (*leaves, *none, None, *KEEPING_STATES)),
+        "mlstm_with_state_and_saved": (library.forward_with_state_and_saved, (*leaves, *state, None, *KEEPING_STATES)),
+        "mlstm_with_state_and_saved_packed": (
+            library.forward_with_state_and_saved,
+            (*packed, *none, cu_seqlens, *GIVEN),
+        ),
+        "mlstm_with_state_and_saved_defaults": (library.forward_with_state_and_saved, leaves),
         "mlstm_with_state": (library.forward_with_state, (*leaves, *state, None, *GIVEN)),
         "mlstm_with_state_packed": (library.forward_with_state, (*packed, *none, cu_seqlens, *GIVEN)),
         "mlstm_backward": (library.backward, (dh, None, None, None, *given, *none, None, *GIVEN)),
         "mlstm_backward_state": (library.backward, (dh, dC, dn, None, *given, *state, None, *GIVEN)),
-        "mlstm_backward_with_denominators": (
+        "mlstm_backward_with_saved": (
             library.backward,
             (dh, None, None, torch.empty(0, dtype=torch.uint8), *given, *none, None, *GIVEN),
         ),
+        "mlstm_backward_with_saved_states": (
+            library.backward,
+            (dh, dC, dn, torch.empty(0, dtype=torch.uint8), *given, *state, None, *KEEPING_STATES),
+        ),
         "mlstm_defaults": (library.forward, leaves),
-        "mlstm_with_denominators_defaults": (library.forward_with_denominators, leaves),
+        "mlstm_with_saved_defaults": (library.forward_with_saved, leaves),
         "mlstm_with_state_defaults": (library.forward_with_state, leaves),
         "mlstm_backward_defaults": (library.backward, (dh, None, None, None, *given)),
         "mlstm_step_defaults": (library.step, (*given, *state)),
         # These have no derivative: mlstm gives them one.
         "mlstm_alone": (library.forward_alone, tuple(given)),
-        "mlstm_with_denominators_alone": (library.forward_with_denominators_alone, tuple(given)),
+        "mlstm_with_saved_alone": (library.forward_with_saved_alone, tuple(given)),
         "mlstm_backward_alone": (library.backward_alone, (dh, None, *given)),
         "mlstm_step_alone": (library.step_alone, (*given, *state)),
         "mlstm_step": (library.step, (*given, *state, None, *GIVEN[:6])),
@@ -107,19 +119,31 @@ def loss(*inputs, **options):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("keep", ["denominators", "states"])
+@pytest.mark.parametrize("last_state", [False, True])
 @pytest.mark.parametrize("given_state", [False, True])
-def test_denominators_go_from_forward_to_backward(monkeypatch, given_state, compiled):
-    """As training does on a GPU, but on the CPU, where they are empty."""
+def test_what_is_kept_goes_from_forward_to_backward(monkeypatch, given_state, last_state, keep, compiled):
+    """As training does on a GPU, but on the CPU, where it is empty."""
     options = {"initial_state": make_state(2, 2, 3, 2, DOUBLE), "soft_cap": 2.0} if given_state else {}
+    options |= {"keep": keep} if keep != "denominators" else {}
+
+    def loss(*inputs):
+        if not last_state:
+            return tfla.mlstm(*inputs, **options).square().sum()
+        h, last = tfla.mlstm(*inputs, output_final_state=True, **options)
+        return h.square().sum() + last.C.square().sum()
+
     plain, handed = small().leaves(), small().leaves()
-    loss(*plain, **options).backward()
+    loss(*plain).backward()
     for module in (derivatives, fast_path):
-        monkeypatch.setattr(module, "has_denominators", lambda q: True)
+        monkeypatch.setattr(module, "keeps", lambda q: True)
     function = torch.compile(loss, fullgraph=True, backend="aot_eager") if compiled else loss
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        function(*handed, **options).backward()
-    names = {event.key.replace("::_", "::") for event in profile.key_averages()}
-    assert "tfla::mlstm_with_denominators" in names and "tfla::mlstm" not in names
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+        function(*handed).backward()
+    names = {event.key.replace("::_", "::") for event in profile.key_averages() if event.key.startswith("tfla::")}
+    assert names == {f"tfla::mlstm_with_{'state_and_saved' if last_state else 'saved'}", "tfla::mlstm_backward"}
+    backward = next(event for event in profile.events() if event.name.endswith("mlstm_backward"))
+    assert backward.input_shapes[1 if "::_" in backward.name else 3] == [0]  # no bytes, but a tensor
     for x, y in zip(handed, plain, strict=True):
         assert torch.equal(x.grad, y.grad)
 

@@ -12,7 +12,7 @@ from torch.compiler import is_compiling
 
 from tfla._options import CODES
 from tfla._torch import operators
-from tfla._torch.operators import DIFFERENTIABLE, FORMULATION, TENSORS, TOKENS
+from tfla._torch.operators import DIFFERENTIABLE, FORMULATION, SAVING, TENSORS, TOKENS
 
 _RECURRENT = (CODES.formulation["recurrent"],)
 
@@ -27,43 +27,44 @@ def _refuse(ctx: Any, *grads: Tensor | None) -> None:
     raise RuntimeError("tfla: mlstm was asked for a second derivative (double backward); it has first derivatives only")
 
 
-def _save(ctx: Any, inputs: tuple, denominators: Tensor | None = None, last_m: Tensor | None = None) -> None:
+def _save(ctx: Any, inputs: tuple, last_m: Tensor | None = None, saved: Tensor | None = None) -> None:
+    """saved: what forward has left for backward, one blob whose size the plan says."""
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(denominators, *inputs[:TENSORS], *(None,) * (TENSORS - len(inputs)))
+    ctx.save_for_backward(saved, *inputs[:TENSORS], *(None,) * (TENSORS - len(inputs)))
     ctx.options = inputs[TENSORS:]
-    if last_m is not None:
-        ctx.mark_non_differentiable(last_m)  # m fixes the scale of C and n and has no gradient of its own
+    # m fixes the scale of C and n and has no gradient of its own.
+    ctx.mark_non_differentiable(*(x for x in (last_m, saved) if x is not None))
 
 
 def _gradients(backward: Any, ctx: Any, dh: Tensor | None, dC: Tensor | None = None, dn: Tensor | None = None, *_: Any):
     """Of all inputs."""
-    denominators, *inputs = ctx.saved_tensors
+    saved, *inputs = ctx.saved_tensors
     rest = (None,) * (TENSORS - DIFFERENTIABLE + len(ctx.options))
     if dh is None:
         if dC is None and dn is None:
             return (None,) * DIFFERENTIABLE + rest
         dh = zeros_for(inputs[2])
-    grads = backward(dh, dC, dn, denominators, *inputs, *ctx.options)
+    grads = backward(dh, dC, dn, saved, *inputs, *ctx.options)
     return (*(grads if inputs[TOKENS] is not None else (*grads[:TOKENS], None, None)), *rest)
 
 
 # ---------------------------------------------------------------- for autograd, torch.compile and torch.ops.tfla
-def _register(name: str, setup_context: Any) -> None:
+def _register(operator: Any, *, last_state: bool = False, saved: bool = False) -> None:
+    """last_state, saved: whether it returns them after h."""
+
+    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+        _save(ctx, inputs, output[3] if last_state else None, output[-1] if saved else None)
+
     def backward(ctx: Any, dh: Tensor | None, *grads: Tensor | None) -> tuple:
-        # What follows h are states, or denominators, which have no gradient.
-        return _gradients(operators.backward, ctx, dh, *(grads if len(grads) == 3 else ()))
+        return _gradients(operators.backward, ctx, dh, *(grads if last_state else ()))
 
-    torch.library.register_autograd(f"tfla::{name}", backward, setup_context=setup_context)
-
-
-def _save_denominators(ctx: Any, inputs: tuple, output: tuple) -> None:
-    _save(ctx, inputs, output[1])
-    ctx.mark_non_differentiable(output[1])
+    torch.library.register_autograd(operator, backward, setup_context=setup_context)
 
 
-_register("mlstm", lambda ctx, inputs, output: _save(ctx, inputs))
-_register("mlstm_with_denominators", _save_denominators)
-_register("mlstm_with_state", lambda ctx, inputs, output: _save(ctx, inputs, last_m=output[3]))
+_register(operators.forward)
+_register(operators.forward_with_saved, saved=True)
+_register(operators.forward_with_state, last_state=True)
+_register(operators.forward_with_state_and_saved, last_state=True, saved=True)
 torch.library.register_autograd("tfla::mlstm_backward", _refuse, setup_context=lambda ctx, inputs, output: None)
 
 
@@ -123,14 +124,22 @@ def trains(inputs: tuple) -> bool:
     return is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in inputs)
 
 
-def has_denominators(q: Tensor) -> bool:
-    """On a GPU forward hands its denominators to backward."""
+def keeps(q: Tensor) -> bool:
+    """On a GPU forward keeps for backward what the option `keep` says."""
     return getattr(q, "is_cuda", False)  # see `trains`
 
 
-def hands_denominators(operator: Any, inputs: tuple) -> bool:
-    """Whether this call does so: not where backward computes by another formulation."""
-    return operator is operators.forward and has_denominators(inputs[0]) and inputs[FORMULATION:] != _RECURRENT
+def saving(operator: Any, inputs: tuple) -> Any:
+    """The operator by which a call that trains runs; another one where forward keeps something, which it does not where
+    backward computes by another formulation."""
+    return SAVING[operator] if keeps(inputs[0]) and inputs[FORMULATION:] != _RECURRENT else operator
+
+
+def without_saved(operator: Any, output: Any) -> tuple[Any, Tensor | None]:
+    """The results that were asked for, and what backward is to have."""
+    if operator is operators.forward_with_saved:
+        return output
+    return (output[:-1], output[-1]) if operator is operators.forward_with_state_and_saved else (output, None)
 
 
 def call(operator: Any, inputs: tuple) -> Any:
@@ -138,6 +147,6 @@ def call(operator: Any, inputs: tuple) -> Any:
     if not is_compiling() and transformed():
         padded = (*inputs, *(None,) * (TENSORS - len(inputs)))
         return _Transformed.apply(operator, padded[TENSORS:], *padded[:TENSORS])
-    if hands_denominators(operator, inputs) and trains(differentiable(inputs)):
-        return operators.forward_with_denominators(*inputs)[0]
-    return operator(*inputs)
+    if trains(differentiable(inputs)):
+        operator = saving(operator, inputs)
+    return without_saved(operator, operator(*inputs))[0]

@@ -15,13 +15,13 @@ from torch import Tensor, is_grad_enabled
 
 from tfla._options import OPTIONS, encode
 from tfla._torch import derivatives, operators
-from tfla._torch.derivatives import has_denominators, transforms_active
+from tfla._torch.derivatives import keeps, transforms_active
 from tfla._torch.memory import torch_error
 from tfla._torch.operators import TENSORS, TOKENS
 
 # Calling an operator, `op(...)`, is a Python function around `op._op(...)`.
 _forward_alone, _backward_alone = operators.forward_alone._op, operators.backward_alone._op
-_forward_with_denominators_alone = operators.forward_with_denominators_alone._op
+_forward_with_saved_alone = operators.forward_with_saved_alone._op
 _step, _step_alone = operators.step._op, operators.step_alone._op
 _below_autograd = derivatives.below_autograd
 _increment_version = torch.autograd.graph.increment_version
@@ -35,7 +35,7 @@ any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled",
 _underived = torch.library.Library("tfla", "IMPL")
 for _operator in (
     operators.forward_alone,
-    operators.forward_with_denominators_alone,
+    operators.forward_with_saved_alone,
     operators.backward_alone,
     operators.step_alone,
 ):
@@ -73,12 +73,10 @@ class _Eager(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.given = len(differentiable)
         ctx.options = inputs[TENSORS:]
-        denominators = None
-        if operator is operators.forward_with_denominators:
-            output, denominators = output
+        output, saved = derivatives.without_saved(operator, output)
         # Those without a gradient too: torch then notices when they are changed before backward.
-        ctx.save_for_backward(denominators, *differentiable, *inputs[len(differentiable) : TENSORS])
-        if operator is operators.forward_with_state:
+        ctx.save_for_backward(saved, *differentiable, *inputs[len(differentiable) : TENSORS])
+        if isinstance(output, tuple):
             ctx.mark_non_differentiable(output[3])
         return output
 
@@ -106,13 +104,13 @@ class _Alone(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor) -> Tensor:
         try:
-            if has_denominators(q):
-                h, denominators = _forward_with_denominators_alone(q, k, v, i, f)
+            if keeps(q):
+                h, saved = _forward_with_saved_alone(q, k, v, i, f)
             else:
-                h, denominators = _forward_alone(q, k, v, i, f), None
+                h, saved = _forward_alone(q, k, v, i, f), None
         except RuntimeError as error:
             raise torch_error(error) from None
-        ctx.save_for_backward(denominators, q, k, v, i, f)
+        ctx.save_for_backward(saved, q, k, v, i, f)
         return h
 
     @staticmethod
@@ -139,9 +137,7 @@ def call(operator: Any, inputs: tuple) -> Any:
         return derivatives.call(operator, inputs)
     given = derivatives.differentiable(inputs)
     if derivatives.trains(given):
-        if derivatives.hands_denominators(operator, inputs):
-            operator = operators.forward_with_denominators
-        return _apply_eager(operator, inputs, *given)
+        return _apply_eager(derivatives.saving(operator, inputs), inputs, *given)
     try:
         with _below_autograd():
             return operator._op(*inputs)

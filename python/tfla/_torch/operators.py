@@ -17,13 +17,17 @@ TOKENS, DIFFERENTIABLE, TENSORS = 5, 7, 9
 FORMULATION = TENSORS + [option.name for option in OPTIONS].index("formulation")
 
 forward = torch.ops.tfla.mlstm.default  # h
-forward_with_denominators = torch.ops.tfla.mlstm_with_denominators.default  # h, denominators for backward
+forward_with_saved = torch.ops.tfla.mlstm_with_saved.default  # h, what backward would compute again
 forward_with_state = torch.ops.tfla.mlstm_with_state.default  # h, C, n, m
+forward_with_state_and_saved = torch.ops.tfla.mlstm_with_state_and_saved.default  # h, C, n, m, the same
 backward = torch.ops.tfla.mlstm_backward.default  # dq, dk, dv, di, df, dC, dn
 step = torch.ops.tfla.mlstm_step.default  # h; C, n, m in place
 
 # The same with nothing but tensors, and without derivatives, for `fast_path`.
 forward_alone = torch.ops.tfla._mlstm.default
-forward_with_denominators_alone = torch.ops.tfla._mlstm_with_denominators.default
+forward_with_saved_alone = torch.ops.tfla._mlstm_with_saved.default
 backward_alone = torch.ops.tfla._mlstm_backward.default
 step_alone = torch.ops.tfla._mlstm_step.default
+
+# What each returns for backward besides its own results, at the end of them.
+SAVING = {forward: forward_with_saved, forward_with_state: forward_with_state_and_saved}

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import tfla
+from tfla._options import DEFAULTS
 
 __all__ = [
     "chunk_lightning_attn",
@@ -167,13 +168,13 @@ def chunk_linear_attn(
 
 
 def _chunk_options(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """chunk_size, which these functions take without naming it; everything else is refused."""
+    """chunk_size, which these functions take without naming it, and tfla's keep; everything else is refused."""
     if "head_first" in kwargs:
         raise DeprecationWarning("tfla: head_first is gone from flash-linear-attention; tensors are (B,T,H,D)")
-    unknown = set(kwargs) - {"chunk_size"}
+    unknown = set(kwargs) - {"chunk_size", "keep"}
     if unknown:
         raise TypeError(f"tfla: {sorted(unknown)[0]} is not an argument of this function")
-    return {"chunk_size": kwargs.get("chunk_size")}
+    return {"chunk_size": kwargs.get("chunk_size"), "keep": kwargs.get("keep", DEFAULTS.keep)}
 
 
 def _gate_dtype(q: Tensor) -> torch.dtype:

@@ -6,6 +6,7 @@ h, state = tfla.jax.mlstm_step(q, k, v, i, f, state)     # a token at a time
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from tfla._options import DEFAULTS, Gate, Layout, Normalizer
+from tfla._options import DEFAULTS, Gate, Keep, Layout, Normalizer
 from tfla.jax import _ffi
 
 __all__ = ["State", "mlstm", "mlstm_step"]
@@ -48,6 +49,7 @@ def mlstm(
     soft_cap: float | None = DEFAULTS.soft_cap,
     layout: Layout = DEFAULTS.layout,
     exact_normalizer_grad: bool = DEFAULTS.exact_normalizer_grad,
+    keep: Keep = DEFAULTS.keep,
 ) -> Array | tuple[Array, State]:
     """The mLSTM over whole sequences, linear in T; differentiable in q, k, v, i, f, and C and n of the initial state.
 
@@ -71,13 +73,16 @@ def mlstm(
       soft_cap: gates become cap * tanh(x / cap) first.
       layout: "bthd" as above, or "bhtd" for (B,H,T,D) and gates (B,H,T).
       exact_normalizer_grad: differentiate through the denominator, which the paper holds constant.
+      keep: "denominators" or "states": what forward leaves for backward on a GPU, as in `tfla.mlstm`.
 
     Returns:
       h (B,T,H,dhv) in the dtype of q, or (h, State) with output_final_state.
     """
-    options = _ffi.Options.parse(gate, normalizer, layout, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size)
+    options = _ffi.Options.parse(
+        gate, normalizer, layout, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size, keep
+    )
     arrays, state, index = _vary_alike([q, k, v, i, f], initial_state, cu_seqlens)
-    flags = options.encode(state=state is not None, index=index is not None, C=bool(output_final_state), n=False)
+    flags = options.encode(state=state is not None, index=index is not None, C=bool(output_final_state))
     names = [*_INPUTS, *(f"initial_state.{x}" for x in _STATE if state), *(["cu_seqlens"] if index is not None else [])]
     _ffi.check(_ffi.FORWARD, names, _flat(arrays, state, index), *flags)
     h, last = _mlstm(options, bool(output_final_state), arrays, state, index)
@@ -114,7 +119,7 @@ def mlstm_step(
         arrays = [jnp.expand_dims(x, min(axis, x.ndim)) for x in arrays]
     if before is None:
         raise ValueError("tfla: state is missing; mlstm_step needs the (C, n, m) it is to update")
-    flags = options.encode(state=True, index=index is not None, C=False, n=False)
+    flags = options.encode(state=True, index=index is not None)
     flat = _flat(arrays, before, index)
     names = [*_INPUTS, *(f"state.{x}" for x in _STATE), *(["slots"] if index is not None else [])]
     _ffi.check(_ffi.STEP, names, flat, *flags)
@@ -150,27 +155,46 @@ def _last_state(options: _ffi.Options, q: Array, v: Array, index: Array | None) 
     return [_ffi.like(q, shape[:axes], dtype) for axes in (4, 3, 2)]
 
 
-def _run_forward(options, output_final_state, arrays, state, index):
-    flags = options.encode(state=state is not None, index=index is not None, C=output_final_state, n=False)
+def _saved(options: _ffi.Options, q: Array, v: Array, index: Array | None) -> list[jax.ShapeDtypeStruct]:
+    """What forward leaves for backward, if anything, as an array of 32-bit numbers. Which platform will run it is not
+    known while tracing: memory is asked for where the default one is a GPU, and used where the call runs on one."""
+    if jax.default_backend() != "gpu":
+        return []
+    tokens, heads = (v.shape[axis] for axis in ((2, 1) if options["head_first"] else (1, 2)))
+    sequences = None if index is None else index.shape[0] - 1
+    size = _ffi.saved_bytes(options, v.shape[0], tokens, heads, q.shape[3], v.shape[3], q.dtype.name, sequences)
+    return [_ffi.like(q, (size // 4,), jnp.int32)] if size > 0 else []
+
+
+def _run_forward(options, output_final_state, arrays, state, index, *, saved=()):
+    """h, the last state, and what is saved for backward: each that is not asked for is empty."""
+    flags = options.encode(state=state is not None, index=index is not None, C=output_final_state, saved=len(saved) > 0)
     q, _, v, *_ = arrays
-    results = [_ffi.like(v), *(_last_state(options, q, v, index) if output_final_state else ())]
-    h, *last = _ffi.call(_ffi.FORWARD, results, _flat(arrays, state, index), *flags)
-    return h, tuple(last)
+    last = _last_state(options, q, v, index) if output_final_state else []
+    h, *others = _ffi.call(_ffi.FORWARD, [_ffi.like(v), *last, *saved], _flat(arrays, state, index), *flags)
+    return h, tuple(others[: len(last)]), tuple(others[len(last) :])
 
 
-_mlstm = jax.custom_vjp(_run_forward, nondiff_argnums=(0, 1))
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _mlstm(options, output_final_state, arrays, state, index):
+    return _run_forward(options, output_final_state, arrays, state, index)[:2]
 
 
 def _forward(options, output_final_state, *given):
-    return _run_forward(options, output_final_state, *given), given
+    (q, _, v, *_), _, index = given
+    h, last, saved = _run_forward(options, output_final_state, *given, saved=_saved(options, q, v, index))
+    return (h, last), (given, saved)
 
 
-def _backward(options, output_final_state, saved, cotangents):
-    arrays, state, index = saved
+def _backward(options, output_final_state, residuals, cotangents):
+    (arrays, state, index), saved = residuals
     dh, dlast = cotangents
     dlast = dlast[:2]  # m fixes a scale and has no gradient
-    flags = options.encode(state=state is not None, index=index is not None, C=output_final_state, n=output_final_state)
-    given = [*arrays, dh, *dlast, *(state or ()), *(() if index is None else (index,))]
+    flags = options.encode(
+        state=state is not None, index=index is not None, C=output_final_state, n=output_final_state,
+        saved=len(saved) > 0,
+    )  # fmt: skip
+    given = [*arrays, dh, *dlast, *(state or ()), *(() if index is None else (index,)), *saved]
     results = [_ffi.like(x) for x in [*arrays, *(state or ())[:2]]]
     grads = _ffi.call(_ffi.BACKWARD, results, given, *flags)
     dstate = None if state is None else State(*grads[5:], jnp.zeros_like(state.m))

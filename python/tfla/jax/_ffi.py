@@ -12,8 +12,8 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tfla import _native
-from tfla._options import OPTIONS, encode_all
+from tfla import _native, info
+from tfla._options import CODES, OPTIONS, encode_all
 
 FORWARD, BACKWARD, STEP = 0, 1, 2
 _OPERATIONS = ("forward", "backward", "step")
@@ -68,13 +68,26 @@ class Options:
     def __getitem__(self, argument: str) -> Any:
         return self._named()[argument]
 
-    def encode(self, *, state: bool, index: bool, C: bool, n: bool) -> tuple[np.ndarray, np.ndarray]:
+    def encode(
+        self, *, state: bool, index: bool, C: bool = False, n: bool = False, saved: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The arrays `flags` and `numbers` of bindings/jax_call.h."""
         named = self._named()
         named |= {f"has_{name}": value is not None for name, value in named.items()}
-        named |= {"has_state": state, "has_index": index, "has_C": C, "has_n": n}
+        named |= {"has_state": state, "has_index": index, "has_C": C, "has_n": n, "has_saved": saved}
         flags = [named[name] for name in _FLAGS]
         return np.array(flags, np.int64), np.array([named[name] or 0.0 for name in _NUMBERS], np.float64)
+
+
+def saved_bytes(
+    options: Options, batch: int, tokens: int, heads: int, dqk: int, dhv: int, dtype: Any, sequences: int | None
+) -> int:
+    """Of what forward of such a call leaves for backward on the GPU."""
+    keep: Any = next(word for word, code in CODES.keep.items() if code == options["keep"])
+    return info.saved(
+        batch=batch, tokens=tokens, heads=heads, dqk=dqk, dhv=dhv, dtype=dtype, keep=keep, sequences=sequences,
+        chunk_size=options["chunk_size"],
+    ).bytes  # fmt: skip
 
 
 def check(

@@ -10,6 +10,7 @@ from tfla.lm.fields import Count, NotNegative, Positive, Range, check_fields, fr
 from tfla.lm.models import ModelConfig, find
 
 Parallel = Literal["ddp", "fsdp"]
+KeepForBackward = Literal["denominators", "states", "auto"]
 Steps = Annotated[int, Range(at_least=0)]
 Seed = Annotated[int, Range(at_least=0, at_most=2**43)]  # the order of data multiplies it, within 64 bits
 
@@ -34,6 +35,10 @@ class Recipe:
     parallel: Parallel = option("how several ranks hold the model", "ddp")
     context_parallel: Count = option("ranks that share a sequence", 1)
     checkpoint_activations: bool = option("compute activations again in backward", False)
+    keep_for_backward: KeepForBackward = option(
+        "what layers leave for backward on a GPU; auto: states in as many as the budget has room for", "denominators"
+    )
+    keep_budget_gb: NotNegative | None = option("for states, with auto: of all layers together", None, unit="GB")
     compile: bool = option("torch.compile, block by block", False)
     dtype: Literal["float32", "bfloat16"] | None = option(
         "of the computation; without it bfloat16 on CUDA, else float32", None
@@ -48,6 +53,11 @@ class Recipe:
         if self.context % self.context_parallel:
             raise ValueError(
                 f"tfla: context is {self.context}; it must be a multiple of context_parallel, {self.context_parallel}"
+            )
+        if (self.keep_budget_gb is not None) != (self.keep_for_backward == "auto"):
+            raise ValueError(
+                f"tfla: keep_budget_gb is {self.keep_budget_gb} with keep_for_backward {self.keep_for_backward!r}; "
+                "'auto' needs a number, and no other takes one"
             )
 
 

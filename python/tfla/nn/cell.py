@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tfla import distributed
 from tfla._gates import soft_capped
-from tfla._options import DEFAULTS, Gate, Normalizer
+from tfla._options import DEFAULTS, Gate, Keep, Normalizer
 from tfla.ops import State, mlstm, mlstm_step
 
 Mode = Literal["train", "prefill", "decode"]
@@ -60,6 +60,7 @@ class MLSTMCell(nn.Module):
         soft_cap: float | None = 15.0,
         chunk_size: int | None = DEFAULTS.chunk_size,
         exact_normalizer_grad: bool = DEFAULTS.exact_normalizer_grad,
+        keep: Keep = DEFAULTS.keep,
         input_gate_bias: float = -10.0,
         forget_gate_bias: tuple[float, float] = (3.0, 6.0),
         train_input_gate: bool = True,
@@ -77,6 +78,7 @@ class MLSTMCell(nn.Module):
         self.soft_cap = soft_cap
         self.chunk_size = chunk_size
         self.exact_normalizer_grad = exact_normalizer_grad
+        self.keep: Keep = keep
         self.reset, self.track_gates = reset, track_gates
         self.input_gate = ScalarGate(dim, heads, (input_gate_bias, input_gate_bias), device=device, dtype=dtype)
         self.input_gate.requires_grad_(train_input_gate)
@@ -137,6 +139,7 @@ class MLSTMCell(nn.Module):
             "eps": self.eps,
             "soft_cap": soft_cap,
             "exact_normalizer_grad": self.exact_normalizer_grad,
+            "keep": self.keep,
         }
         if group is not None:
             if cu_seqlens is not None:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tfla._options import DEFAULTS, Gate, Normalizer
+from tfla._options import DEFAULTS, Gate, Keep, Normalizer
 from tfla.nn.cell import MLSTMCell, Mode, ScalarGate
 from tfla.nn.linear import Linear, fused, unchanged
 from tfla.ops import State
@@ -42,6 +42,7 @@ class MLSTMLayer(nn.Module):
         bias: bool = False,
         chunk_size: int | None = DEFAULTS.chunk_size,
         exact_normalizer_grad: bool = DEFAULTS.exact_normalizer_grad,
+        keep: Keep = DEFAULTS.keep,
         input_gate_bias: float = -10.0,
         forget_gate_bias: tuple[float, float] = (3.0, 6.0),
         train_input_gate: bool = True,
@@ -79,7 +80,7 @@ class MLSTMLayer(nn.Module):
         self.output_gate = linear(dim, v_dim)
         self.cell = MLSTMCell(
             dim, heads, gate=gate, normalizer=normalizer, eps=eps, soft_cap=soft_cap, chunk_size=chunk_size,
-            exact_normalizer_grad=exact_normalizer_grad, input_gate_bias=input_gate_bias,
+            exact_normalizer_grad=exact_normalizer_grad, keep=keep, input_gate_bias=input_gate_bias,
             forget_gate_bias=forget_gate_bias, train_input_gate=train_input_gate, reset=reset, track_gates=track_gates,
             device=device, dtype=dtype,
         )  # fmt: skip

@@ -48,14 +48,18 @@ class Batch(NamedTuple):
         return Batch(inputs, targets, Documents(starts))
 
 
+def entries_for(documents: int) -> int:
+    entries = 64
+    while entries < documents + 1:
+        entries *= 2
+    return entries
+
+
 def boundaries(starts: Tensor) -> Tensor:
     """cu_seqlens over the flattened rows, filled up to a power of two with empty sequences: few different shapes."""
     flat = starts.flatten()
     begins = flat.nonzero()[:, 0]
-    entries = 64
-    while entries < begins.numel() + 1:
-        entries *= 2
-    result = torch.full((entries,), flat.numel(), dtype=torch.int32)
+    result = torch.full((entries_for(begins.numel()),), flat.numel(), dtype=torch.int32)
     result[: begins.numel()] = begins.int()
     return result
 
@@ -91,6 +95,14 @@ class Dataset:
     def bytes_per_token(self) -> float:
         summary = self.meta["splits"][self.split]
         return summary["bytes"] / summary["tokens"]
+
+    def sequences(self, rows: int) -> int:
+        """Of rows laid end to end, in a batch with as many documents as the split has on average."""
+        summary = self.meta["splits"][self.split]
+        documents = summary.get("documents")  # not needed for anything else, so not checked
+        count = documents if isinstance(documents, int) and 0 <= documents <= self.tokens else 0
+        begun = -(-rows * self.context * count // max(self.tokens, 1))
+        return entries_for(rows + begun) - 1
 
     def fingerprint(self) -> int:
         """Tells datasets apart, by the checksums of their shards as well: a run is resumed on its own."""

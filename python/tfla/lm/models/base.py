@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -145,6 +145,14 @@ class Exchange(ABC, Generic[C]):
         """Our fields of their weights and fields (path, file: where they are from), and the weights under `keys`."""
 
 
+class Rows(NamedTuple):
+    """What a mixer is given at a time."""
+
+    batch: int
+    tokens: int  # of each
+    sequences: int | None = None  # where `arrange` may lay rows end to end: how many sequences they then are
+
+
 class Kind(ABC, Generic[C]):
     config: type[C]
     sizes: Mapping[str, Mapping[str, Any]] = {}  # fields of a preset, where they are not the xLSTM's
@@ -178,6 +186,13 @@ class Kind(ABC, Generic[C]):
     ) -> tuple[Tensor, dict[str, Any]]:
         """Rows of training as the mixers take them: tokens, and arguments that keep documents apart."""
         return tokens, {}
+
+    def state_bytes(self, config: C, rows: Rows, dtype: torch.dtype, gpu: str | None = None) -> int:
+        """What states take that forward of a mixer keeps for backward on this machine's GPU, or on one by its name."""
+        return 0
+
+    def keep_states(self, mixer: Any) -> None:
+        """From now on forward of this mixer keeps its states for backward."""
 
     @abstractmethod
     def work(self, config: C, context: int) -> tuple[float, float]:

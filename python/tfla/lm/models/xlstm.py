@@ -9,9 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tfla import info
 from tfla._options import Normalizer
 from tfla.lm.fields import Count, NotNegative, Positive, Range, option
-from tfla.lm.models.base import Kind, ModelConfig, kind_named
+from tfla.lm.models.base import Kind, ModelConfig, Rows, kind_named
 from tfla.lm.models.init import normal
 from tfla.lm.models.layers import Documents
 from tfla.lm.models.xlstm_exchange import XLSTMExchange
@@ -82,6 +83,20 @@ class XLSTM(Kind[XLSTMConfig]):
         if documents.cu_seqlens is not None and config.reset == "exact" and group is None:
             return tokens.reshape(1, -1), {"cu_seqlens": documents.cu_seqlens}
         return tokens, {**options, "starts": documents.starts}
+
+    def state_bytes(self, config: XLSTMConfig, rows: Rows, dtype: torch.dtype, gpu: str | None = None) -> int:
+        packed = rows.sequences is not None and config.reset == "exact"
+        word: Any = str(dtype).removeprefix("torch.")
+        call: dict[str, Any] = {
+            "batch": 1 if packed else rows.batch, "tokens": rows.batch * rows.tokens if packed else rows.tokens,
+            "heads": config.heads, "dqk": round(config.qk_factor * config.dim) // config.heads,
+            "dhv": round(config.v_factor * config.dim) // config.heads, "dtype": word,
+            "sequences": rows.sequences if packed else None, "chunk_size": config.chunk_size, "gpu": gpu,
+        }  # fmt: skip
+        return info.saved(**call, keep="states").bytes - info.saved(**call, keep="denominators").bytes
+
+    def keep_states(self, mixer: MLSTMLayer) -> None:
+        mixer.cell.keep = "states"
 
     def work(self, config: XLSTMConfig, context: int) -> tuple[float, float]:
         """k v^T and C^T q of the recurrence, whatever more a chunkwise kernel does."""

@@ -33,7 +33,10 @@ TOKENIZER = "tokenizer.json"
 NAME = re.compile(r"step-(\d{8})")
 LEFT_OVER = re.compile(r"\.step-\d{8}\.(partial|removed)")
 # What may differ between the run that saved and the one that goes on; all else would change the losses.
-FREE = ("parallel", "context_parallel", "micro_batch", "checkpoint_activations", "compile", "steps")
+FREE = (
+    "parallel", "context_parallel", "micro_batch", "checkpoint_activations", "keep_for_backward", "keep_budget_gb",
+    "compile", "steps",
+)  # fmt: skip
 # What checkpoint.json holds, besides format, version and the fingerprint of the data.
 _NUMBER = Annotated[int, Range(at_least=0)]
 FIELDS: dict[str, Any] = {

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tfla.lm.config import ModelConfig, Recipe, preset, recipe
-from tfla.lm.fields import Count, check_fields, option
+from tfla.lm.config import KeepForBackward, ModelConfig, Recipe, preset, recipe
+from tfla.lm.fields import Count, NotNegative, check_fields, option
 from tfla.lm.model import LanguageModel
+from tfla.lm.models.base import Rows
+from tfla.lm.training.keeping import keep_for_backward
 from tfla.lm.training.metrics import flops_per_token, peak_flops
 from tfla.lm.training.optimizer import make_optimizer
 from tfla.lm.training.parallel import World, find_device, spread
@@ -31,12 +33,15 @@ class Setting:
     compile: bool = option("torch.compile, block by block", True)
     fuse: bool = option("one product for projections of the same input", False)
     checkpoint_activations: bool = option("compute activations again in backward", False)
+    keep_for_backward: KeepForBackward = option("what layers leave for backward on a GPU, as in train", "denominators")
+    keep_budget_gb: NotNegative | None = option("for states, with auto", None, unit="GB")
     layers: Count | None = option("instead of the preset's", None)
     vocab: Count | None = option("instead of the preset's", None)
 
     def __post_init__(self) -> None:
         check_fields(self)
         find_device(self.device)
+        self.recipe()  # refuses what does not go together
 
     @property
     def where(self) -> torch.device:
@@ -54,13 +59,17 @@ class Setting:
         return recipe(
             self.size, lr=1e-4, batch=self.batch, steps=10_000, context=self.context, warmup=0, cooldown=0,
             compile=self.compile, checkpoint_activations=self.checkpoint_activations,
+            keep_for_backward=self.keep_for_backward, keep_budget_gb=self.keep_budget_gb,
         )  # fmt: skip
 
 
 def make_model(config: ModelConfig, setting: Setting) -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor]]:
     """A model as it is trained, and the sum of its losses."""
+    training, world = setting.recipe(), World(device=setting.where)
     with setting.where:
-        model = spread(LanguageModel(config, setting.dtype), setting.recipe(), World(device=setting.where))
+        own = LanguageModel(config, setting.dtype)
+        keep_for_backward(own, training, world, Rows(setting.batch, setting.context))
+        model = spread(own, training, world)
     return model, lambda inputs, targets: model(inputs, targets).total
 
 

@@ -20,7 +20,9 @@ from tfla.lm.data import Dataset, Order
 from tfla.lm.evaluate import evaluate
 from tfla.lm.fields import Count, Positive, check_fields, option
 from tfla.lm.model import check_shares_sequences
+from tfla.lm.models.base import Rows
 from tfla.lm.training import checkpoint
+from tfla.lm.training.keeping import keep_for_backward
 from tfla.lm.training.lock import locked
 from tfla.lm.training.metrics import Log, Progress, Utilisation, flops_per_token, peak_flops
 from tfla.lm.training.optimizer import learning_rate, make_optimizer
@@ -133,6 +135,7 @@ class _Trainer:
         model = checkpoint.make_model(self.config, getattr(torch, dtype)).to(world.device)
         if last is None and run.begin_from is not None:
             checkpoint.load_weights(run.begin_from, model)
+        keep_for_backward(model, recipe, world, self._rows())
         self.model: nn.Module = spread(model, recipe, world)
         self.optimizer = make_optimizer(self.model, recipe)
         self.flops = flops_per_token(self.config, recipe.context)
@@ -141,6 +144,12 @@ class _Trainer:
             meta = checkpoint.load(last, self.model, self.optimizer, self.about)
             self.step, self.before = meta["step"], meta["recipe"].get("steps", recipe.steps)
         world.from_first(lambda: self._clear(damaged))
+
+    def _rows(self) -> Rows:
+        """What a layer is given at a time. Rows that ranks share are not laid end to end."""
+        if self.world.context_ranks > 1:
+            return Rows(self.micro, self.recipe.context // self.world.context_ranks)
+        return Rows(self.micro, self.recipe.context, self.data.sequences(self.micro))
 
     def _clear(self, damaged: dict[Path, str]) -> None:
         """Out of the way of this run: damaged checkpoints after the one it goes on from, and left-over folders."""
