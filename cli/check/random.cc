@@ -108,6 +108,7 @@ Case random_case(std::uint64_t seed, const Execution& execution) {
     const bool states = draw.chance(3), denominators = !states && draw.chance(2);
     c.options.keep = states ? Keep::states : denominators ? Keep::denominators : Keep::nothing;
   }
+  c.last_state = c.in_place || draw.chance(2);
   return c;
 }
 
@@ -177,16 +178,17 @@ std::vector<Finding> judge(const Case& c, const testkit::Judge& judge, const std
 
 std::string describe_case(const Case& c) {
   const MlstmShape& s = c.shape;
-  return fmt::format(
-      "{} {}/{} B {} T {}{} Hqk {} H {} dqk {} dhv {} {}, gates {}, eps {}, chunk {}{}{}{}{}{}",
-      reference::name(c.regime), static_cast<int>(c.options.gate), static_cast<int>(c.options.normalizer), s.batch,
-      s.tokens, c.cu_seqlens.empty() ? "" : fmt::format(" packed {}", c.cu_seqlens.size() - 1), s.qk_heads, s.heads,
-      s.dqk, s.dhv, tfla::name(s.dtype), tfla::name(s.gate_dtype), c.options.eps, c.options.chunk_size,
-      c.initial_state ? (c.in_place ? ", state in place" : ", state") : "", c.last_state_grad ? ", dstate" : "",
-      c.options.exact_normalizer_grad ? ", exact" : "", c.options.soft_cap ? ", cap" : "",
-      c.options.keep == Keep::states         ? ", keeps states"
-      : c.options.keep == Keep::denominators ? ", keeps denominators"
-                                             : "");
+  return fmt::format("{} {}/{} B {} T {}{} Hqk {} H {} dqk {} dhv {} {}, gates {}, eps {}, chunk {}{}{}{}{}{}{}",
+                     reference::name(c.regime), static_cast<int>(c.options.gate),
+                     static_cast<int>(c.options.normalizer), s.batch, s.tokens,
+                     c.cu_seqlens.empty() ? "" : fmt::format(" packed {}", c.cu_seqlens.size() - 1), s.qk_heads,
+                     s.heads, s.dqk, s.dhv, tfla::name(s.dtype), tfla::name(s.gate_dtype), c.options.eps,
+                     c.options.chunk_size, c.initial_state ? (c.in_place ? ", state in place" : ", state") : "",
+                     c.last_state ? "" : ", no last state", c.last_state_grad ? ", dstate" : "",
+                     c.options.exact_normalizer_grad ? ", exact" : "", c.options.soft_cap ? ", cap" : "",
+                     c.options.keep == Keep::states         ? ", keeps states"
+                     : c.options.keep == Keep::denominators ? ", keeps denominators"
+                                                            : "");
 }
 
 }  // namespace

@@ -30,6 +30,7 @@ struct MlstmShape {
   bool packed = false;    // cu_seqlens is given; else N = B
   bool in_place = false;  // forward on cuda: last_state is initial_state
   bool dn_last = false;   // backward: a gradient of the last n is given
+  bool states = false;    // packed on cuda: a state, or a gradient of one, is given or asked for
   bool aligned = true;    // cuda: rows of the tensors, for step those of C, begin on 16 bytes
 
   bool operator==(const MlstmShape&) const = default;
@@ -127,6 +128,8 @@ struct Plan {
   std::int64_t segments = 1;  // cuda: parts of a sequence that are worked through side by side
   std::int64_t pieces = 1;  // cuda: parts of a segment, summed up side by side for the states that segments start from
   std::int64_t slices = 1;  // cuda: parts of the heads that backward takes one after the other, in the same scratch
+  std::int64_t run = 0;     // cuda: packed sequences that begin in the same window of so many tokens are one run, which
+                            // kernels take for a sequence; 0: each is by itself
 
   std::size_t scratch_bytes = 0;
   std::size_t saved_bytes = 0;  // 0 on the CPU, where states are cheaper to compute than to keep

@@ -327,6 +327,7 @@ MlstmShape validate(const MlstmForward& args, Device device) {
   const auto same = [](const TensorView& a, const TensorView& b) {
     return a.given() && b.given() && !is_empty(a) && a.data == b.data;
   };
+  shape.states = device == Device::cuda && shape.packed && (args.initial_state.C.given() || args.last_state.C.given());
   shape.in_place = device == Device::cuda &&
                    (same(args.last_state.C, args.initial_state.C) || same(args.last_state.n, args.initial_state.n) ||
                     same(args.last_state.m, args.initial_state.m));
@@ -352,6 +353,9 @@ MlstmShape validate(const MlstmBackward& args, Device device) {
   check_optional_state({"initial_state.C", "initial_state.n", "initial_state.m"}, args.initial_state, shape);
   check_state_grad({"dlast_state.C", "dlast_state.n", nullptr}, args.dlast_state, shape);
   check_state_grad({"dinitial_state.C", "dinitial_state.n", nullptr}, args.dinitial_state, shape);
+  shape.states = device == Device::cuda && shape.packed &&
+                 (args.initial_state.C.given() || args.dlast_state.C.given() || args.dlast_state.n.given() ||
+                  args.dinitial_state.C.given() || args.dinitial_state.n.given());
 
   OverlapCheck check;
   add_inputs(check, args);

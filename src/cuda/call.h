@@ -116,13 +116,25 @@ struct CarriedStates {
   StridedState C0, n0, m0, C_last, n_last, m_last, dC_last, dn_last, dC0, dn0;
 };
 
-// Where sequences begin and end, and what is listed of it in scratch.
+// Where sequences begin and end, and what is listed of it in scratch. Where sequences are merged, these are runs.
 struct Packing {
   const void* cu_seqlens;  // null: dense
   std::int64_t cu_stride;
   bool cu_is_64_bit;
   Chunk* chunks;            // [chunk_count]
   PackedSegment* segments;  // [1 + most_packed_segments()]; only for Hopper's kernels and packed sequences
+};
+
+// Short packed sequences merged into runs, which all kernels but those of gates take for sequences. A sequence that
+// begins inside of a run resets the gates there (common/runs.cuh).
+struct Runs {
+  const void* cu_seqlens;  // of the sequences
+  std::int64_t cu_stride;
+  bool cu_is_64_bit;
+  std::int64_t sequences;       // how many
+  std::int64_t window;          // a run has the sequences that begin in so many tokens
+  std::int64_t* starts;         // [runs + 1] where runs begin and end; null: nothing is merged
+  std::uint32_t* first_tokens;  // [first_token_words] a bit for each token: whether a sequence begins there; or null
 };
 
 // A number that keeps its digits when another of its size is subtracted: float32 work carries the sum of two floats.
@@ -197,6 +209,7 @@ struct Call {
   GateVectors<Real> gates;
   StoredStates<Real> stored;
   GradientSums<Real> sums;
+  Runs runs;
 };
 
 // Tokens on states in place: step, and the recurrent formulation.

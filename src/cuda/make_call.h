@@ -1,6 +1,8 @@
 // Arguments and their plan as the Call that kernels see.
 #pragma once
 
+#include <utility>
+
 #include "core/settings.h"
 #include "cuda/launch.h"
 #include "plan/cuda_plan.h"
@@ -57,10 +59,22 @@ class Buffers {
   std::byte* saved_;
 };
 
+// All but the kernels of gates see the boundaries of runs in the place of those of sequences.
+template <class Real>
+void set_runs(Call<Real>& call, const Buffers& at) {
+  at.set(call.runs.starts, Buffer::run_starts);
+  at.set(call.runs.first_tokens, Buffer::first_tokens);
+  if (call.runs.starts == nullptr) return;
+  call.runs.cu_seqlens = std::exchange(call.packing.cu_seqlens, call.runs.starts);
+  call.runs.cu_stride = std::exchange(call.packing.cu_stride, 1);
+  call.runs.cu_is_64_bit = std::exchange(call.packing.cu_is_64_bit, true);
+}
+
 template <class Real>
 void set_buffers(Call<Real>& call, const Buffers& at) {
   at.set(call.packing.chunks, Buffer::chunks);
   at.set(call.packing.segments, Buffer::packed_segments);
+  set_runs(call, at);
   GateVectors<Real>& gates = call.gates;
   at.set(gates.c, Buffer::c);
   at.set(gates.u, Buffer::u);
@@ -105,7 +119,7 @@ inline Dims dims_of(const Plan& plan) {
   Dims dims{};
   dims.batch = shape.batch;
   dims.tokens = shape.tokens;
-  dims.sequences = shape.sequences;
+  dims.sequences = kernel_sequences(plan);
   dims.qk_heads = static_cast<int>(shape.qk_heads);
   dims.heads = static_cast<int>(shape.heads);
   dims.group = static_cast<int>(shape.heads / shape.qk_heads);
@@ -157,6 +171,8 @@ Call<Real> call_of(const Args& args, const Plan& plan) {
     call.packing.cu_seqlens = args.cu_seqlens.data;
     call.packing.cu_stride = args.cu_seqlens.strides[0];
     call.packing.cu_is_64_bit = args.cu_seqlens.dtype == DType::int64;
+    call.runs.sequences = plan.shape.sequences;
+    call.runs.window = plan.run;
   }
   return call;
 }

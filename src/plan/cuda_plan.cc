@@ -23,6 +23,9 @@ struct Choice {
   bool norms = false;          // backward: the exact gradient of the normalizer, or one of the last n
 };
 
+// Tokens of a packed sequence, on average.
+std::int64_t mean_tokens(const MlstmShape& shape) { return shape.tokens / std::max<std::int64_t>(shape.sequences, 1); }
+
 bool has_clusters(const Plan& plan) { return (plan.gpu.code > 0 ? plan.gpu.code : plan.gpu.capability) >= 90; }
 
 constexpr auto most_int = static_cast<double>(std::numeric_limits<int>::max());  // kernels count in 32 bits
@@ -61,6 +64,38 @@ ReverseKernels way_of(const Choice& choice) {
   return choice.grad_states_v ? ReverseKernels::states_and_v : ReverseKernels::states;
 }
 
+// Hopper's forward keeps states 128 tokens apart; a longer chunk asks for less memory than that. States of float16 have
+// scales, which portable kernels do not read, and backward may run either. Every packed sequence has a state of its own
+// to keep, which takes more memory than the tokens of a short one; forward and backward know no more of them than how
+// many there are.
+Keep choose_keep(const Plan& plan, const Choice& choice) {
+  constexpr std::int64_t short_sequence = 64;
+  const MlstmShape& shape = plan.shape;
+  const Keep asked = kept(plan.options);
+  if (asked != Keep::states) return asked;
+  if (shape.packed && mean_tokens(shape) < short_sequence) return Keep::denominators;
+  if (!choice.hopper_shape) return asked;
+  const std::size_t row = find_row(Kernel::forward, Needs::sm90a, shape);
+  const unsigned batch = shape.packed ? packed : dense;
+  const bool keeps =
+      plan.chunk == hopper::chunk && shape.dtype == DType::bfloat16 && (kernel_table[row].keeps_states & batch) != 0;
+  return keeps ? Keep::states : Keep::denominators;
+}
+
+// Runs of packed sequences: a short sequence of its own has a chunk, a state and CTAs of its own. States that a caller
+// gives or takes are those of sequences, and so are kept ones, which forward leaves for a backward that may have other
+// states. A run resets its gates where a sequence begins: in sums that far from zero float64 loses more digits than its
+// results may.
+void choose_run(Plan& plan) {
+  constexpr std::int64_t long_sequence = 512, longest_run = 1024, shortest_run = 256;
+  const MlstmShape& shape = plan.shape;
+  plan.run = 0;
+  if (!shape.packed || shape.states || plan.keep == Keep::states || shape.dtype == DType::float64) return;
+  if (shape.sequences < 2 || shape.tokens == 0 || mean_tokens(shape) >= long_sequence) return;
+  plan.run = longest_run;
+  while (plan.run > shortest_run && kernel_sequences(plan) * shape.heads < 2 * plan.gpu.multiprocessors) plan.run /= 2;
+}
+
 // Portable kernels: by the cost model. Hopper's kernels compute in tiles of 64 and 128 tokens whatever the chunk is;
 // its size says how much memory the states of backward may take. They are 128 tokens apart all the same, but only some
 // heads, a slice, have theirs at a time.
@@ -74,6 +109,8 @@ void choose_ranges(Plan& plan, const Choice& choice) {
   plan.chunk = std::min(plan.options.chunk_size > 0 ? plan.options.chunk_size : usual, longest);
   if (plan.formulation == Formulation::parallel) plan.chunk = longest;
   if (choice.hopper_shape) plan.chunk = std::max<std::int64_t>(power_of_two_above(plan.chunk), hopper::chunk);
+  plan.keep = choose_keep(plan, choice);
+  choose_run(plan);
   if (choice.hopper && plan.operation == Operation::backward)
     plan.slices =
         std::clamp<std::int64_t>(plan.chunk / hopper::chunk, 1, std::max<std::int64_t>(plan.shape.qk_heads, 1));
@@ -92,31 +129,12 @@ Choice choose(Plan& plan, bool portable) {
   choice.grad_qkv = choice.hopper && backward && hopper_takes_grad_qkv(plan);
   choice.norms = backward && (resolve(plan.options, shape.dqk).exact || shape.dn_last);
   choice.reverse = choice.grad_qkv && !choice.norms && find_row(Kernel::grad_qk_reverse, Needs::sm90a, shape) != no_row;
-  const bool has_grad_states_v =
+  choice.grad_states_v =
       choice.grad_qkv && !choice.reverse && find_row(Kernel::grad_states_v, Needs::sm90a, shape) != no_row;
-  choice.grad_states_v = has_grad_states_v && (splits_grad_qkv(shape) || choice.norms);
   // Portable gradients do not read the states of float16 that Hopper's kernels store, nor their gradients of n.
   if (choice.norms || (backward && shape.dtype == DType::float16)) choice.hopper = choice.grad_qkv;
   choose_ranges(plan, choice);
-  // Heads that fit into grad_qkv have dV there, unless the sequence is cut: the CTAs of grad_states_v have fewer
-  // columns, so that fewer segments fill the GPU.
-  if (has_grad_states_v && !choice.grad_states_v && plan.segments > 1 && !shape.packed) {
-    choice.grad_states_v = true;
-    choose_ranges(plan, choice);
-  }
   return choice;
-}
-
-// Hopper's forward keeps states 128 tokens apart; a longer chunk asks for less memory than that. States of float16 have
-// scales, which portable kernels do not read, and backward may run either.
-Keep choose_keep(const Plan& plan, const Choice& choice) {
-  const Keep asked = kept(plan.options);
-  if (asked != Keep::states || !choice.hopper_shape) return asked;
-  const std::size_t row = find_row(Kernel::forward, Needs::sm90a, plan.shape);
-  const unsigned batch = plan.shape.packed ? packed : dense;
-  const bool keeps = plan.chunk == hopper::chunk && plan.shape.dtype == DType::bfloat16 &&
-                     (kernel_table[row].keeps_states & batch) != 0;
-  return keeps ? Keep::states : Keep::denominators;
 }
 
 // Lists launches in their order.
@@ -266,6 +284,10 @@ std::int64_t kernel_chunk(const Plan& plan) {
   return runs_on_hopper(plan) ? hopper::chunk : plan.chunk;
 }
 
+std::int64_t kernel_sequences(const Plan& plan) {
+  return plan.run > 0 ? ceil_div(plan.shape.tokens, plan.run) : plan.shape.sequences;
+}
+
 bool runs_on_hopper(const Plan& plan) {
   return std::ranges::any_of(plan.launches, [](const Launch& launch) { return row_of(launch).needs == Needs::sm90a; });
 }
@@ -283,7 +305,6 @@ void plan_cuda(Plan& plan, bool portable) {
     return Lister(plan, {}).step();
   }
   const Choice choice = choose(plan, portable);
-  plan.keep = choose_keep(plan, choice);
   Lister lister(plan, choice);
   plan.operation == Operation::forward ? lister.forward() : lister.backward();
 }

@@ -23,6 +23,9 @@ void choose_hopper_segments(Plan& plan, std::int64_t chunks, ReverseKernels kern
 // Tokens of the chunks that the kernels of a plan work in: gates, states, sums.
 [[nodiscard]] std::int64_t kernel_chunk(const Plan& plan);
 
+// Sequences that the kernels of a plan see: those of the call, or runs of them.
+[[nodiscard]] std::int64_t kernel_sequences(const Plan& plan);
+
 // Whether the plan launches rows that want tensors whose rows begin on 16 bytes.
 [[nodiscard]] bool needs_alignment(const Plan& plan);
 

@@ -40,6 +40,7 @@ class Writer {
         shape_(plan.shape),
         items_(items_of(plan.shape.dtype)),
         cut_(plan.formulation == Formulation::recurrent ? TokenCut{} : cut_tokens(plan)),
+        sequences_(kernel_sequences(plan)),
         vectors_(shape_.batch * shape_.tokens * shape_.heads),
         chunks_(cut_.chunk_count * shape_.heads),
         hopper_(runs_on_hopper(plan)),
@@ -85,19 +86,23 @@ class Writer {
   void states() {
     const bool keeps = plan_.keep == Keep::states;
     if (!on_chip_ || keeps) {
-      const std::int64_t states = on_chip_ ? TokenCut::count(shape_, cut_.kept_chunk) * shape_.heads : chunks_;
+      const std::int64_t states = on_chip_ ? TokenCut::count(plan_, cut_.kept_chunk) * shape_.heads : chunks_;
       layout_.add(Buffer::C, states * state_elements(), items_.stored, keeps);
       layout_.add(Buffer::n, states * shape_.dqk, items_.norm, keeps);
     }
     if (on_chip_ && shape_.dqk > hopper::dqk_of_a_pass)
-      real(Buffer::dqk_partials, shape_.sequences * shape_.heads * plan_.segments * cut_.chunks_per_segment *
-                                     hopper::partial_floats(shape_.dhv));
+      real(Buffer::dqk_partials,
+           sequences_ * shape_.heads * plan_.segments * cut_.chunks_per_segment * hopper::partial_floats(shape_.dhv));
   }
 
   void gates() {
     layout_.add(Buffer::chunks, cut_.chunk_count, chunk_bytes);
+    if (plan_.run > 0) {
+      layout_.add(Buffer::run_starts, sequences_ + 1, sizeof(std::int64_t));
+      layout_.add(Buffer::first_tokens, first_token_words(shape_.tokens), sizeof(std::uint32_t));
+    }
     if (hopper_) {
-      const std::int64_t segments = shape_.sequences + shape_.tokens / (cut_.chunks_per_segment * cut_.chunk);
+      const std::int64_t segments = sequences_ + shape_.tokens / (cut_.chunks_per_segment * cut_.chunk);
       layout_.add(Buffer::packed_segments, 1 + segments, packed_segment_bytes);
     }
     if (item_size(shape_.dtype) > 2) layout_.add(Buffer::c, vectors_, sizeof(double));
@@ -115,7 +120,7 @@ class Writer {
     if (plan_.segments > 1) {
       // Hopper's kernels keep what lies between segments of packed sequences.
       const std::int64_t places = hopper_ && shape_.packed ? shape_.tokens / (cut_.chunks_per_segment * cut_.chunk) + 1
-                                                           : shape_.sequences * plan_.segments * plan_.pieces;
+                                                           : sequences_ * plan_.segments * plan_.pieces;
       real(Buffer::segment_C, places * shape_.heads * state_elements());
       layout_.add(Buffer::segment_n, places * shape_.heads * shape_.dqk, items_.norm);
     }
@@ -139,7 +144,7 @@ class Writer {
     if (reverse || launches(plan_, Kernel::grad_states_v, Needs::sm90a)) {
       layout_.add(Buffer::block_u, vectors_, items_.log);
       for (const Buffer buffer : {Buffer::block_qbar, Buffer::block_abar}) real(buffer, vectors_);
-      real(Buffer::block_gbar, TokenCut::count(shape_, hopper::token_block) * shape_.heads);
+      real(Buffer::block_gbar, TokenCut::count(plan_, hopper::token_block) * shape_.heads);
     }
     if (trace_parts(plan_) > 0) layout_.add(Buffer::traces, chunks_ * trace_parts(plan_), sizeof(double));
     if (!hopper_ || shape_.dtype != DType::float16) return;
@@ -151,8 +156,9 @@ class Writer {
   const MlstmShape& shape_;
   Items items_;
   TokenCut cut_;
-  std::int64_t vectors_;  // numbers in a vector of all tokens and heads
-  std::int64_t chunks_;   // and of all chunks and heads
+  std::int64_t sequences_;  // as kernels see them
+  std::int64_t vectors_;    // numbers in a vector of all tokens and heads
+  std::int64_t chunks_;     // and of all chunks and heads
   bool hopper_;
   bool on_chip_;  // forward has the states on the chip
   Layout layout_;
@@ -168,8 +174,10 @@ void Layout::add(Buffer buffer, std::int64_t elements, std::int64_t item, bool s
   used += (bytes + scratch_alignment - 1) / scratch_alignment * scratch_alignment;
 }
 
-std::int64_t TokenCut::count(const MlstmShape& shape, std::int64_t tokens) {
-  return shape.packed ? shape.tokens / tokens + shape.sequences : shape.sequences * ceil_div(shape.tokens, tokens);
+std::int64_t TokenCut::count(const Plan& plan, std::int64_t tokens) {
+  const MlstmShape& shape = plan.shape;
+  return shape.packed ? shape.tokens / tokens + kernel_sequences(plan)
+                      : shape.sequences * ceil_div(shape.tokens, tokens);
 }
 
 TokenCut cut_tokens(const Plan& plan) {
@@ -180,7 +188,7 @@ TokenCut cut_tokens(const Plan& plan) {
   cut.kept_chunk = on_chip && plan.keep == Keep::states ? hopper::chunk : 0;
   // Sequences of a dense batch all have the same chunks. Packed ones may each have one that is not full.
   cut.chunks_per_row = shape.packed ? 0 : std::max<std::int64_t>(ceil_div(shape.tokens, cut.chunk), 1);
-  cut.chunk_count = shape.packed ? shape.tokens / cut.chunk + shape.sequences : shape.batch * cut.chunks_per_row;
+  cut.chunk_count = shape.packed ? TokenCut::count(plan, cut.chunk) : shape.batch * cut.chunks_per_row;
   const std::int64_t chunks = std::max<std::int64_t>(ceil_div(shape.longest, cut.chunk), 1);
   cut.chunks_per_piece = ceil_div(chunks, plan.segments * plan.pieces);
   cut.chunks_per_segment = plan.pieces * cut.chunks_per_piece;

@@ -18,6 +18,8 @@ enum class Buffer : std::uint8_t {
   n,
   dqk_partials,
   chunks,
+  run_starts,
+  first_tokens,
   packed_segments,
   c,
   u,
@@ -86,6 +88,9 @@ class Layout {
 // Bytes of plain data that kernels list in scratch; cuda/run.cu asserts them.
 inline constexpr std::int64_t chunk_bytes = 32, packed_segment_bytes = 16;
 
+// Words of a bit per token, with one to read beyond the last token.
+[[nodiscard]] constexpr std::int64_t first_token_words(std::int64_t tokens) { return tokens / 32 + 2; }
+
 // How tokens of a plan are cut, as kernels count it.
 struct TokenCut {
   std::int64_t chunk;           // tokens
@@ -96,7 +101,7 @@ struct TokenCut {
   std::int64_t chunks_per_segment;
 
   // Upper bound of the number of ranges of so many tokens.
-  [[nodiscard]] static std::int64_t count(const MlstmShape& shape, std::int64_t tokens);
+  [[nodiscard]] static std::int64_t count(const Plan& plan, std::int64_t tokens);
 };
 [[nodiscard]] TokenCut cut_tokens(const Plan& plan);
 

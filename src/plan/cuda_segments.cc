@@ -38,7 +38,7 @@ struct SegmentTime {
 void choose_segments(Plan& plan, std::int64_t chunks) {
   constexpr std::int64_t ctas = 4;
   const std::int64_t tiles = ceil_div(plan.shape.dqk, 64) * ceil_div(plan.shape.dhv, 128);
-  const std::int64_t all = std::max<std::int64_t>(plan.shape.sequences * plan.shape.heads * tiles, 1);
+  const std::int64_t all = std::max<std::int64_t>(kernel_sequences(plan) * plan.shape.heads * tiles, 1);
   plan.segments =
       std::clamp<std::int64_t>(std::min(ctas * multiprocessors(plan) / all, chunks / fewest_chunks), 1, most_pieces);
 }

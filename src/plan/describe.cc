@@ -5,6 +5,7 @@
 #include "core/names.h"
 #include "plan/cost/plan_cost.h"
 #include "plan/cpu_plan.h"
+#include "plan/cuda_plan.h"
 #include "plan/kernel_table.h"
 
 namespace tfla {
@@ -67,8 +68,11 @@ std::string describe(const Plan& plan) {
     line("tile", fmt::format("{} tokens per set of matrix products", plan.tile));
     if (plan.slices > 1)
       line("slices", fmt::format("{}: heads in turn, each with states 128 tokens apart, in that memory", plan.slices));
+    if (plan.run > 0)
+      line("runs", fmt::format("{}: sequences that begin in the same {} tokens are worked through as one",
+                               kernel_sequences(plan), plan.run));
     if (plan.device == Device::cuda)
-      line("segments", fmt::format("{} per sequence{}", plan.segments,
+      line("segments", fmt::format("{} per {}{}", plan.segments, plan.run > 0 ? "run" : "sequence",
                                    plan.pieces > 1 ? fmt::format(", summed up in {} pieces each", plan.pieces) : ""));
     else
       line("span", fmt::format("{} tokens per thread and turn{}{}", plan.span, plan.fused() ? " (whole sequences)" : "",

@@ -24,6 +24,7 @@ struct Case {
   Layout layout = Layout::bthd;
   bool initial_state = false;    // also asks for its gradient
   bool in_place = false;         // forward's last state takes the place of that
+  bool last_state = true;        // forward is asked for it
   bool last_state_grad = false;  // feeds a gradient into the last state
   std::uint64_t seed = 1;
   Device device = Device::cpu;  // where the tensors lie, and the call is to run

@@ -17,7 +17,7 @@ class Problem {
   Problem(const Problem&) = delete;
   Problem& operator=(const Problem&) = delete;
 
-  [[nodiscard]] MlstmForward& forward();  // with last_state asked for (not for T = 0 batches of zero sequences)
+  [[nodiscard]] MlstmForward& forward();  // last_state is asked for as the case says, if there are sequences
   [[nodiscard]] MlstmBackward& backward();
   void poison();  // NaN into every output again
 

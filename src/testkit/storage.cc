@@ -148,7 +148,7 @@ void Problem::Storage::allocate_states() {
   const auto matrix = [&] { return Tensor(dtype, {N, s.heads, s.dqk, s.dhv}); };
   const auto vector = [&] { return Tensor(dtype, {N, s.heads, s.dqk}); };
   const auto scalar = [&] { return Tensor(dtype, {N, s.heads}); };
-  if (N > 0) {
+  if (N > 0 && description.last_state) {
     C = matrix();
     n = vector();
     m = scalar();

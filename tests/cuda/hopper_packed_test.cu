@@ -118,7 +118,7 @@ Case case_of(const PackedShape& shape, DType dtype) {
   Case c = packed_case(lengths_of(shape, dtype), shape.qk_heads, shape.heads, shape.dqk, shape.dhv, dtype);
   c.layout = shape.layout;
   c.options = {.gate = shape.gate, .chunk_size = shape.chunk};
-  c.initial_state = c.last_state_grad = shape.states;
+  c.initial_state = c.last_state = c.last_state_grad = shape.states;
   return c;
 }
 
@@ -247,6 +247,7 @@ void narrow_rows(Args& args, std::int64_t begin, std::int64_t length) {
 }
 
 // Bit for bit, which says that no sequence sees another; those of more than one segment would add up in another order.
+// With states there are no runs of them, whose chunks begin elsewhere.
 TEST_F(Cuda, PackedEqualsSeparateOnHopper) {
   if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
   const Lengths lengths{1, 63, 0, 64, 65, 128, 200, 127, 129, 500};
@@ -263,7 +264,8 @@ TEST_F(Cuda, PackedEqualsSeparateOnHopper) {
                                         {128, 256, DType::float16},
                                         {128, 264, DType::float16},
                                         {256, 512, DType::float16}}) {
-    const Case c = packed_case(lengths, 3, 3, dqk, dhv, dtype);
+    Case c = packed_case(lengths, 3, 3, dqk, dhv, dtype);
+    c.initial_state = true;
     Problem problem(c);
     EXPECT_TRUE(has_hopper_gradients(plan(problem.backward(), on_gpu)));
     const Snapshot packed = run_both(problem, on_gpu);
@@ -277,6 +279,10 @@ TEST_F(Cuda, PackedEqualsSeparateOnHopper) {
       state(first.last_state.C);
       state(first.last_state.n);
       state(first.last_state.m);
+      const auto states = [&](auto&... views) { (state(views), ...); };
+      states(first.initial_state.C, first.initial_state.n, first.initial_state.m);
+      states(second.initial_state.C, second.initial_state.n, second.initial_state.m);
+      states(second.dinitial_state.C, second.dinitial_state.n);
       forward(first, on_gpu);
       backward(second, on_gpu);
     }
@@ -312,6 +318,7 @@ TEST_F(Cuda, BadBoundariesStayInTheTensors) {
 }
 
 // What is not a number stays in its sequence, though boxes of the accelerator would reach into the next one's rows.
+// With states there are no runs, which share it.
 TEST_F(Cuda, NanStaysInItsSequenceOnHopper) {
   if (!cuda::sm90::supported_device()) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
   const Lengths lengths{65, 100, 30, 256, 70};
@@ -324,7 +331,8 @@ TEST_F(Cuda, NanStaysInItsSequenceOnHopper) {
   };
   for (const Poison& poison :
        {Poison{NAN, 128}, {INFINITY, 128}, {NAN, 256}, {NAN, 128, DType::float16}, {INFINITY, 256, DType::float16}}) {
-    const Case c = packed_case(lengths, heads, heads, poison.dqk, 2 * poison.dqk, poison.dtype);
+    Case c = packed_case(lengths, heads, heads, poison.dqk, 2 * poison.dqk, poison.dtype);
+    c.initial_state = true;
     Problem problem(c);
     EXPECT_TRUE(has_hopper_gradients(plan(problem.backward(), on_gpu)));
     const Snapshot clean = run_both(problem, on_gpu);

@@ -255,7 +255,76 @@ MlstmShape shape_on_gpu(const SmallCase& small) {
   shape.longest = shape.tokens;
   const bool recurrent = c.options.formulation == Formulation::recurrent;
   shape.aligned = recurrent ? shape.dhv % 4 == 0 : shape.dqk % 8 == 0 && shape.dhv % 8 == 0;
+  shape.states = shape.packed && (c.initial_state || c.last_state);
   return shape;
+}
+
+// Short packed sequences are merged where no state is those of one of them.
+TEST(KernelTableSmall, ShortSequencesAreMergedIntoRuns) {
+  MlstmShape shape{.tokens = 65536, .qk_heads = 16, .heads = 16, .dqk = 128, .dhv = 256, .longest = 65536};
+  shape.dtype = DType::bfloat16;
+  shape.packed = true;
+  const auto planned = [&](std::int64_t sequences, Keep keep = Keep::nothing, bool portable = false) {
+    shape.sequences = sequences;
+    return plan(Operation::backward, shape, {.keep = keep}, on("H200", portable));
+  };
+  for (const bool portable : {false, true}) {
+    EXPECT_EQ(planned(8, Keep::nothing, portable).run, 0);
+    EXPECT_EQ(planned(128, Keep::nothing, portable).run, 0);
+    EXPECT_EQ(planned(129, Keep::nothing, portable).run, 1024);
+    EXPECT_EQ(planned(16384, Keep::nothing, portable).run, 1024);
+    EXPECT_EQ(kernel_sequences(planned(16384, Keep::nothing, portable)), 64);
+    // Scratch does not grow with their number, but for the states of long ones that are not merged.
+    EXPECT_EQ(planned(16384, Keep::nothing, portable).scratch_bytes,
+              planned(129, Keep::nothing, portable).scratch_bytes);
+  }
+  EXPECT_NE(describe(planned(16384)).find("runs            64:"), std::string::npos) << describe(planned(16384));
+  EXPECT_EQ(describe(planned(8)).find("runs"), std::string::npos);
+  // Kept states are those of sequences. Short ones are not kept.
+  EXPECT_EQ(planned(1024, Keep::states).keep, Keep::states);
+  EXPECT_EQ(planned(1024, Keep::states).run, 0);
+  EXPECT_EQ(planned(1025, Keep::states).keep, Keep::denominators);
+  EXPECT_EQ(planned(1025, Keep::states).run, 1024);
+  EXPECT_EQ(planned(1025, Keep::states, true).keep, Keep::denominators);
+  // Few heads: more runs, for all multiprocessors to have some.
+  shape.qk_heads = shape.heads = 2;
+  EXPECT_EQ(planned(16384).run, 256);
+  shape.states = true;
+  EXPECT_EQ(planned(16384).run, 0);
+  shape.states = false;
+  shape.dtype = DType::float64;
+  EXPECT_EQ(planned(16384).run, 0);
+}
+
+// Any state in the arguments, or gradient of one, keeps sequences apart.
+TEST(KernelTableSmall, StatesInArgumentsKeepSequencesApart) {
+  Case c;
+  c.shape = {.tokens = 50, .dqk = 8, .dhv = 8};
+  c.cu_seqlens = {0, 30, 30, 50};
+  c.initial_state = c.last_state_grad = true;
+  testkit::Problem problem(c);
+  const MlstmForward with_states = problem.forward();
+  const MlstmBackward with_gradients = problem.backward();
+  const auto forward_run = [&](bool initial, bool last) {
+    MlstmForward args = with_states;
+    if (!initial) args.initial_state = {};
+    if (!last) args.last_state = {};
+    return plan(args, on("H200")).run;
+  };
+  EXPECT_GT(forward_run(false, false), 0);
+  EXPECT_EQ(forward_run(true, false), 0);
+  EXPECT_EQ(forward_run(false, true), 0);
+  const auto backward_run = [&](int kept) {
+    MlstmBackward args = with_gradients;
+    if (kept != 0) args.initial_state = {};
+    if (kept != 1) args.dlast_state.C = {};
+    if (kept != 2) args.dlast_state.n = {};
+    if (kept != 3) args.dinitial_state.C = {};
+    if (kept != 4) args.dinitial_state.n = {};
+    return plan(args, on("H200")).run;
+  };
+  for (int kept = 0; kept < 5; ++kept) EXPECT_EQ(backward_run(kept), 0) << "argument " << kept;
+  EXPECT_GT(backward_run(5), 0);
 }
 
 // The cases that run on a GPU launch every row of the table, for every type and variant that it is compiled for.
@@ -275,6 +344,7 @@ TEST(KernelTableSmall, EveryKernelIsRunByATest) {
       continue;
     }
     shape.in_place = false;
+    shape.states = shape.packed && (small.c.initial_state || small.c.last_state_grad);
     shape.dn_last = small.c.last_state_grad && (small.norms || portable);
     add_launches(run, plan(Operation::backward, shape, small.c.options, execution));
   }

@@ -88,6 +88,28 @@ void add_second_turns(std::vector<SmallCase>& all) {
       }
 }
 
+// Runs of short sequences, without a state given or asked for, some of them empty.
+void add_runs(std::vector<SmallCase>& all) {
+  std::vector<std::int64_t> boundaries{0};
+  const auto add_sequence = [&](std::int64_t length) { boundaries.push_back(boundaries.back() + length); };
+  for (int round = 0; round < 12; ++round)
+    for (const std::int64_t length : {1, 2, 0, 3, 4, 5, 0, 32 * (round % 2)}) add_sequence(length);
+  const auto add = [&](DType dtype, const MlstmOptions& options, bool segments, Kernels kernels) {
+    Case c = small_case(dtype, boundaries.back() + 5, 1, 64, 128);  // and padding
+    c.cu_seqlens = boundaries;
+    c.index_stride = 2;
+    c.options = options;
+    c.last_state = false;
+    all.push_back({.c = c, .kernels = kernels, .segments = segments});
+  };
+  const MlstmOptions exponential{}, log{.gate = InputGate::log, .normalizer = Normalizer::none};
+  for (const DType dtype : half_types) add(dtype, exponential, false, Kernels::hopper);
+  for (const DType dtype : all_types) add(dtype, exponential, false, Kernels::portable);
+  add_sequence(1100);  // in segments, in the middle of a run
+  for (const std::int64_t length : {1, 70, 0, 3}) add_sequence(length);
+  for (const DType dtype : half_types) add(dtype, log, true, Kernels::hopper);
+}
+
 void add_portable(std::vector<SmallCase>& all) {
   for (const DType dtype : all_types) {
     const auto add = [&](const Case& c) { all.push_back({.c = c, .kernels = Kernels::portable}); };
@@ -140,7 +162,8 @@ void add_steps(std::vector<SmallCase>& all) {
 
 std::vector<SmallCase> small_cases() {
   std::vector<SmallCase> all;
-  for (const auto add : {add_widths, add_norms, add_segments, add_second_turns, add_portable, add_steps}) add(all);
+  for (const auto add : {add_widths, add_norms, add_segments, add_runs, add_second_turns, add_portable, add_steps})
+    add(all);
   return all;
 }
 

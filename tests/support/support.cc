@@ -230,6 +230,7 @@ std::string label(const testkit::Case& c) {
   }
   text += c.layout == testkit::Layout::bthd ? "_bthd" : c.layout == testkit::Layout::bhtd ? "_bhtd" : "_fused";
   if (c.initial_state) text += c.in_place ? "_inplace" : "_state";
+  if (!c.last_state) text += "_nolaststate";
   if (c.last_state_grad) text += "_laststategrad";
   if (o.exact_normalizer_grad) text += "_exact";
   if (o.soft_cap) text += "_cap";

@@ -172,6 +172,26 @@ def test_packed_and_slots():
     assert torch.equal(pool.C[[0, 2, 3, 5]], before.C[[0, 2, 3, 5]])
 
 
+def test_many_short_sequences():
+    """Kernels take runs of them for one sequence; with a last state asked for they do not. Each is judged by itself."""
+    lengths = [1, 2, 3, 4, 5, 0, 32] * 12 + [130, 1]
+    bounds = [sum(lengths[:s]) for s in range(len(lengths) + 1)]
+    given = make_inputs(1, bounds[-1], 2, 16, 24).map(torch.Tensor.cuda)
+    packing = torch.tensor(bounds, device="cuda")
+    mine, wanted = given.leaves(), given.map(lambda x: x.cpu().double()).leaves()
+    parts = [slice(start, end) for start, end in zip(bounds, bounds[1:], strict=False) if end > start]
+    reference = torch.cat([recurrence(*wanted.map(lambda x, s=s: x[:, s]))[0] for s in parts], dim=1)
+    h = tfla.mlstm(*mine, cu_seqlens=packing)
+    dh = torch.randn(reference.shape).float()
+    h.backward(dh.cuda())
+    reference.backward(dh.double())
+    assert relative_error(h.cpu(), reference) < GPU_BOUNDS[torch.float32][0]
+    for name, x, y in zip("qkvif", mine, wanted, strict=True):
+        assert relative_error(x.grad.cpu(), y.grad) < GPU_BOUNDS[torch.float32][1], name
+    with_state, _ = tfla.mlstm(*given, cu_seqlens=packing, output_final_state=True)
+    assert relative_error(with_state.cpu(), reference) < GPU_BOUNDS[torch.float32][0]
+
+
 def test_streams():
     """A call waits for what its stream waits for, and not for others."""
     given, stream = on_gpu(), torch.cuda.Stream()

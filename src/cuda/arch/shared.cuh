@@ -41,6 +41,10 @@ __device__ __forceinline__ uint4 read_quad(unsigned shared) {
                : "memory");
   return x;
 }
+__device__ __forceinline__ void write_quad(unsigned shared, uint4 x) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+               : "memory");
+}
 __device__ __forceinline__ unsigned short read_half_word(unsigned shared) {
   unsigned short x;
   asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(shared) : "memory");

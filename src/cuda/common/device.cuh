@@ -98,16 +98,20 @@ __device__ __forceinline__ double warp_scan(double value, const Op& op) {
   return value;
 }
 
+// A number of cu_seqlens. The host cannot see them: bad ones must not lead out of the tensors.
+__device__ __forceinline__ std::int64_t read_boundary(const void* cu_seqlens, std::int64_t at, bool is_64_bit,
+                                                      std::int64_t tokens) {
+  const std::int64_t start =
+      is_64_bit ? static_cast<const std::int64_t*>(cu_seqlens)[at] : static_cast<const std::int32_t*>(cu_seqlens)[at];
+  return start < 0 ? 0 : start > tokens ? tokens : start;
+}
+
 // Start of a sequence on the packed axis; a dense batch is packed row after row.
 template <class Real>
 __device__ __forceinline__ std::int64_t sequence_start(const Call<Real>& call, std::int64_t index) {
   if (call.packing.cu_seqlens == nullptr) return index * call.dims.tokens;
-  index *= call.packing.cu_stride;
-  const std::int64_t start = call.packing.cu_is_64_bit
-                                 ? static_cast<const std::int64_t*>(call.packing.cu_seqlens)[index]
-                                 : static_cast<const std::int32_t*>(call.packing.cu_seqlens)[index];
-  // The host cannot see these numbers: bad ones must not lead out of the tensors.
-  return start < 0 ? 0 : start > call.dims.tokens ? call.dims.tokens : start;
+  return read_boundary(call.packing.cu_seqlens, index * call.packing.cu_stride, call.packing.cu_is_64_bit,
+                       call.dims.tokens);
 }
 
 // Writes `bytes` of zeros from `data` on, by all threads of the CTA.

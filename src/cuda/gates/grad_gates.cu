@@ -1,4 +1,5 @@
 // Stage `grad_gates`: di and df from q.dq and k.dk of every token.
+#include "cuda/common/runs.cuh"
 #include "cuda/gates/cta.cuh"
 #include "cuda/launch.h"
 
@@ -86,7 +87,8 @@ __device__ __forceinline__ void write_gradient(const Call<Real>& call, const Chu
 // So does the previous chunk, less the row - column of this one, and the next chunk, with its own row - column. C and
 // dC are rounded in each chunk anew, so a mean of the three is closer where nothing is forgotten; where much is, the
 // roundings of outflow cancel in row - column of the own chunk alone. Hence the weights: what is kept of the state in
-// between. Without a gradient of the last state the last chunk is taken at its word, which is zero.
+// between. Without a gradient of the last state the last chunk is taken at its word, which is zero; so is a chunk that
+// a sequence of a run ends with.
 //
 // A warp works on one head; each lane has a part of the sums.
 template <class Real, int Terms>
@@ -114,7 +116,7 @@ struct ChunkEnd {
   __device__ __forceinline__ double product(std::int64_t number, const Chunk& chunk, const Sums<Real>& sums) const {
     double ending = said(number, sums), weights = 1;
     const Chunk next = number + 1 < call.dims.chunk_count ? call.packing.chunks[number + 1] : Chunk{};
-    const bool has_next = next.length > 0 && next.first == chunk.first;
+    const bool has_next = next.length > 0 && next.first == chunk.first && (first_tokens(call, next, 0) & 1) == 0;
     if (has_next) {
       const Sums<Real> of = sums_of(next);
       const double weight = call.gates.gbar[(number + 1) * call.dims.heads + head];
@@ -129,6 +131,42 @@ struct ChunkEnd {
 #pragma unroll
     for (int offset = warp_size / 2; offset > 0; offset /= 2) ending += __shfl_xor_sync(0xFFFFFFFFU, ending, offset);
     return ending / weights;
+  }
+};
+
+// The sums of row - column from each of a lane's tokens to the end of their chunk or of their sequence, whichever comes
+// first. A sum that ends with the chunk has `beyond` in it, which is <C, dC> there.
+struct Suffixes {
+  double sum[lane_tokens];
+  double of_slab;  // from the slab's first token
+
+  // begins: bits of the lane's tokens and of the one after them, at which sequences begin.
+  __device__ __forceinline__ Suffixes(const double (&row)[lane_tokens], const double (&column)[lane_tokens],
+                                      unsigned begins, double beyond) {
+    const int lane = static_cast<int>(threadIdx.x) % warp_size;
+#pragma unroll
+    for (int x = lane_tokens - 1; x >= 0; --x) {
+      const bool is_last = (begins >> (x + 1) & 1) != 0;
+      const double later = x + 1 < lane_tokens ? sum[x + 1] : 0;
+      sum[x] = row[x] - column[x] + (is_last ? 0 : later);
+    }
+    double all = sum[0];           // from this lane's first token
+    bool ends = begins >> 1 != 0;  // it ends before the slab does
+#pragma unroll
+    for (int offset = 1; offset < warp_size; offset *= 2) {
+      const double other = __shfl_down_sync(0xFFFFFFFFU, all, offset);
+      const bool other_ends = __shfl_down_sync(0xFFFFFFFFU, static_cast<int>(ends), offset) != 0;
+      if (lane + offset >= warp_size || ends) continue;
+      all += other;
+      ends = other_ends;
+    }
+    if (!ends) all += beyond;
+    of_slab = __shfl_sync(0xFFFFFFFFU, all, 0);
+    const double after = __shfl_down_sync(0xFFFFFFFFU, all, 1);
+    const double carried = lane + 1 < warp_size ? after : beyond;
+#pragma unroll
+    for (int x = 0; x < lane_tokens; ++x)
+      if (begins >> (x + 1) == 0) sum[x] += carried;
   }
 };
 
@@ -149,33 +187,22 @@ __global__ void __launch_bounds__(threads, sizeof(Real) == 8 ? 2 : 3)
   const int head = min(first_head + warp, call.dims.heads - 1);
   const ChunkEnd<Real, Terms> end{call, head, lane, parts, through_parts};
   const Sums<Real> sums = end.sums_of(chunk);
-  const double ending = end.product(number, chunk, sums);
-
-  // Walking backwards, `later` holds the sum of row - column over the tokens after the slab.
-  double later = 0;
+  double beyond = end.product(number, chunk, sums);
   for (int start = (chunk.length - 1) / slab_tokens * slab_tokens; start >= 0; start -= slab_tokens) {
     const int t = start + lane * lane_tokens;
     double row[lane_tokens], column[lane_tokens];
     sums.template gather<Terms>(call.sums.rows, t, row);
     sums.template gather<Terms>(call.sums.columns, t, column);
-    double suffix[lane_tokens];
-#pragma unroll
-    for (int x = lane_tokens - 1; x >= 0; --x)
-      suffix[x] = row[x] - column[x] + (x + 1 < lane_tokens ? suffix[x + 1] : 0);
-    double all = suffix[0];  // of this lane and those after it
-#pragma unroll
-    for (int offset = 1; offset < warp_size; offset *= 2) {
-      const double other = __shfl_down_sync(0xFFFFFFFFU, all, offset);
-      if (lane + offset < warp_size) all += other;
-    }
-    const double after = __shfl_down_sync(0xFFFFFFFFU, all, 1);
-    const double beyond = ending + later + (lane + 1 < warp_size ? after : 0);
+    constexpr unsigned own_bits = (2U << lane_tokens) - 1;
+    const unsigned begins = first_tokens(call, chunk, t) & own_bits;
+    const Suffixes suffixes(row, column, begins, beyond);
 #pragma unroll
     for (int x = 0; x < lane_tokens; ++x) {
       dlogi.of[warp][lane * lane_tokens + x] = static_cast<Real>(column[x]);
-      dlogf.of[warp][lane * lane_tokens + x] = static_cast<Real>(beyond + suffix[x]);
+      // The forget gate of a first token decays nothing.
+      dlogf.of[warp][lane * lane_tokens + x] = (begins >> x & 1) != 0 ? Real{0} : static_cast<Real>(suffixes.sum[x]);
     }
-    later += __shfl_sync(0xFFFFFFFFU, all, 0);
+    beyond = suffixes.of_slab;
     __syncthreads();
     write_gradient(call, chunk, start, first_head, call.tensors.i, call.tensors.di, call.rules.i_type,
                    call.rules.family.input, dlogi);

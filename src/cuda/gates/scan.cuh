@@ -2,6 +2,7 @@
 // the hundreds, and there are only T of them.
 #pragma once
 
+#include "cuda/common/runs.cuh"
 #include "cuda/gates/cta.cuh"
 
 namespace tfla::cuda::gates {
@@ -37,7 +38,7 @@ constexpr int resident_ctas = sizeof(Work) == 8 ? 2
 struct LaneScan {
   double b[lane_tokens];    // sum of log f
   double c[lane_tokens];    // log i - b
-  double top[lane_tokens];  // maximum of c
+  double top[lane_tokens];  // maximum of c, and of what the max state begins with at resets
 };
 
 // The gate scan of one chunk, in slabs, or of two chunks in one slab. Gates are read by tokens, as they lie in memory,
@@ -87,12 +88,14 @@ struct ChunkScan {
     static_assert(!Long || Chunks == 1);
     MaxMap all;
     for (int start = 0; start == 0 || (Long && start < shared.chunks[0].length); start += slab_tokens) {
+      const int t = start + lane % lanes * lane_tokens;
+      const unsigned own_resets = resets(call, chunk(), number, t);
       if (start > 0) __syncthreads();  // nobody reads the previous slab any more
       read(start);
       __syncthreads();
       LaneScan own;
-      all = scan(all, own);
-      visit(start + lane % lanes * lane_tokens, own);
+      all = scan(all, own, own_resets);
+      visit(t, own);
     }
     return all;
   }
@@ -128,11 +131,15 @@ struct ChunkScan {
     }
   }
 
-  __device__ __forceinline__ MaxMap scan(const MaxMap& before, LaneScan& own) {
+  // own_resets: a bit for each of the lane's tokens.
+  __device__ __forceinline__ MaxMap scan(const MaxMap& before, LaneScan& own, unsigned own_resets) {
     const int first = lane_tokens * lane;
+    const auto resets_at = [&](int x) { return (own_resets >> x & 1) != 0; };
 #pragma unroll
-    for (int x = 0; x < lane_tokens; ++x)
+    for (int x = 0; x < lane_tokens; ++x) {
       own.b[x] = static_cast<double>(shared.f.of[warp][first + x]) + (x > 0 ? own.b[x - 1] : 0);
+      if (resets_at(x)) own.b[x] += reset_log_forget;
+    }
     const double sum = warp_scan<lanes>(own.b[lane_tokens - 1], [](double x, double y) { return x + y; });
     const double sum_before = __shfl_up_sync(0xFFFFFFFFU, sum, 1, lanes);
     const double base = leads() ? before.b : before.b + sum_before;
@@ -141,6 +148,8 @@ struct ChunkScan {
       own.b[x] += base;
       own.c[x] = static_cast<double>(shared.i.of[warp][first + x]) - own.b[x];
       own.top[x] = x > 0 ? fmax(own.top[x - 1], own.c[x]) : own.c[x];
+      // The max state is 0 before the token: b - log f is what the sum of log f was there.
+      if (resets_at(x)) own.top[x] = fmax(own.top[x], static_cast<double>(shared.f.of[warp][first + x]) - own.b[x]);
     }
     const double highest = warp_scan<lanes>(own.top[lane_tokens - 1], [](double x, double y) { return fmax(x, y); });
     const double highest_before = __shfl_up_sync(0xFFFFFFFFU, highest, 1, lanes);

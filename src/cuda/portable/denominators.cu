@@ -1,7 +1,7 @@
 // Stage `denominators`: den = max(|q.n|, exp(-m)) + eps of every token. A warp has a chunk and a head, and carries n in
 // double from token to token, from its value at the chunk's start: q.n often cancels to a small part of its terms, and
 // h is divided by it.
-#include "cuda/common/device.cuh"
+#include "cuda/common/runs.cuh"
 #include "cuda/launch.h"
 
 namespace tfla::cuda {
@@ -49,8 +49,12 @@ __global__ void __launch_bounds__(threads) denominators_kernel(Call<typename Con
     const bool valid = t < chunk.length;
     double log_f = 0, log_i = -INFINITY;
     if (valid) log_gates<GateWork<T>>(call, chunk.batch, chunk.token + t, head, log_f, log_i);
+    const bool begins = (resets(call, chunk, unit / call.dims.heads, base) >> lane & 1) != 0;
+    const double own_f = log_f;
+    if (begins) log_f += reset_log_forget;
     const double b = warp_scan(log_f, [](double x, double y) { return x + y; });
-    const double top = warp_scan(log_i - b, [](double x, double y) { return fmax(x, y); });
+    const double top =
+        warp_scan(begins ? fmax(log_i, own_f) - b : log_i - b, [](double x, double y) { return fmax(x, y); });
     const double m = call.rules.family.has_max_state ? b + fmax(m_above, top) : 0.0;
     const double m_before = __shfl_up_sync(0xFFFFFFFFU, m, 1);
     const double decay = exp(log_f + (lane == 0 ? m_above : m_before) - m);

@@ -53,13 +53,17 @@ template <class C>
 __device__ __forceinline__ void scale_queries(const TokenBlock<C>& b) {
   using T = typename C::T;
 #pragma unroll 1
-  for (int x = 0; x < 16 * C::dqk_panels; ++x) {  // each warp its own rows, 64 columns at a time
-    const int row = 16 * b.lane.warp + x % 16;
+  for (int x = 0; x < 4 * C::dqk_panels; ++x) {  // each warp its own rows: 64 columns of four at a time
+    const int row = 16 * b.lane.warp + x % 4 * 4 + b.lane.lane / 8;
     const float qbar = arch::read_float(b.gates + GateOffsets::qbar + 4 * row), by = qbar / unit_of(qbar);
     if (by == 1) continue;
-    const unsigned pair = b.q + x / 16 * panel_bytes + row * panel_row_bytes + 4 * b.lane.lane;
-    const float2 q = arch::unpack(__float_as_uint(arch::read_float(pair)), T{});
-    arch::write_float(pair, __uint_as_float(arch::pack(float2{q.x * by, q.y * by}, T{})));
+    const unsigned eight = b.q + x / 4 * panel_bytes + row * panel_row_bytes + b.lane.lane % 8 * 16;
+    const uint4 q = arch::read_quad(eight);
+    const auto scaled = [by](std::uint32_t pair) {
+      const float2 two = arch::unpack(pair, T{});
+      return arch::pack(float2{two.x * by, two.y * by}, T{});
+    };
+    arch::write_quad(eight, {scaled(q.x), scaled(q.y), scaled(q.z), scaled(q.w)});
   }
   arch::writes_before_copies();
   arch::named_wait(output_barrier + b.warpgroup, warpgroup_threads);
