@@ -129,11 +129,18 @@ Choice choose(Plan& plan, bool portable) {
   choice.grad_qkv = choice.hopper && backward && hopper_takes_grad_qkv(plan);
   choice.norms = backward && (resolve(plan.options, shape.dqk).exact || shape.dn_last);
   choice.reverse = choice.grad_qkv && !choice.norms && find_row(Kernel::grad_qk_reverse, Needs::sm90a, shape) != no_row;
-  choice.grad_states_v =
+  const bool has_grad_states_v =
       choice.grad_qkv && !choice.reverse && find_row(Kernel::grad_states_v, Needs::sm90a, shape) != no_row;
+  choice.grad_states_v = has_grad_states_v && (splits_grad_qkv(shape) || choice.norms);
   // Portable gradients do not read the states of float16 that Hopper's kernels store, nor their gradients of n.
   if (choice.norms || (backward && shape.dtype == DType::float16)) choice.hopper = choice.grad_qkv;
   choose_ranges(plan, choice);
+  // Heads that fit into grad_qkv have dV there, unless the sequence is cut: the CTAs of grad_states_v have fewer
+  // columns, so that fewer segments fill the GPU.
+  if (has_grad_states_v && !choice.grad_states_v && plan.segments > 1 && !shape.packed) {
+    choice.grad_states_v = true;
+    choose_ranges(plan, choice);
+  }
   return choice;
 }
 

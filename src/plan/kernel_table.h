@@ -179,10 +179,11 @@ inline constexpr auto kernel_table = std::to_array<KernelRow>({
 
     // the same in reverse time
     sm90a(Kernel::grad_states, half_types, to(64),   to(64),   64,  64),
-    sm90a(Kernel::grad_states, fp16,       to(64),   to(128),  64,  128),  // bf16: grad_v_reverse, grad_qk_reverse
-    sm90a(Kernel::grad_states, fp16,       to(64),   any_size, 64,  256),
+    sm90a(Kernel::grad_states, half_types, to(64),   to(128),  64,  128),
+    sm90a(Kernel::grad_states, fp16,       to(64),   any_size, 64,  256),  // bf16: grad_v_reverse, grad_qk_reverse
     sm90a(Kernel::grad_states, half_types, any_size, to(128),  128, 128),
-    sm90a(Kernel::grad_states, half_types, any_size, any_size, 128, 256),
+    sm90a(Kernel::grad_states, fp16,       any_size, any_size, 128, 256),
+    sm90a(Kernel::grad_states, bf16,       above(256), any_size, 128, 256).on(dense),
     sm90a(Kernel::grad_segment_totals, half_types, to(64),   to(64),   64,  64),
     sm90a(Kernel::grad_segment_totals, half_types, to(64),   to(128),  64,  128),
     sm90a(Kernel::grad_segment_totals, half_types, to(64),   any_size, 64,  256),
@@ -197,16 +198,16 @@ inline constexpr auto kernel_table = std::to_array<KernelRow>({
     sm90a(Kernel::grad_states_v, bf16, {128, 256}, above(64), 256, 128),
 
     // Hopper: dV, then dQ and dK, with dC in registers. A CTA of the second has 64 x 256 of it: registers.
-    sm90a(Kernel::grad_v_reverse,  bf16, to(64),  {64, 256}, 64,  128),
-    sm90a(Kernel::grad_v_reverse,  bf16, to(128), {64, 256}, 128, 128),
-    sm90a(Kernel::grad_qk_reverse, bf16, to(128), {64, 128}, 64,  128),
-    sm90a(Kernel::grad_qk_reverse, bf16, to(128), {64, 256}, 64,  256),
+    // Narrower ones fill fewer of its panels than grad_qkv.
+    sm90a(Kernel::grad_v_reverse,  bf16, to(64),  {128, 256}, 64,  128),
+    sm90a(Kernel::grad_v_reverse,  bf16, to(128), {128, 256}, 128, 128),
+    sm90a(Kernel::grad_qk_reverse, bf16, to(128), {128, 256}, 64,  256),
 
     // Hopper: dQ, dK, dV of a chunk in one CTA, as far as its registers go
     sm90a(Kernel::grad_qkv_small, bf16, to(32), to(32), 32, 32),
     sm90a(Kernel::grad_qkv_small, bf16, to(64), to(64), 64, 64),
-    sm90a(Kernel::grad_qkv, fp16,       to(64),  to(128), 64,  128),  // bf16 above 64 columns: grad_qk_reverse
-    sm90a(Kernel::grad_qkv, fp16,       to(64),  to(192), 64,  192),
+    sm90a(Kernel::grad_qkv, half_types, to(64),  to(128), 64,  128),
+    sm90a(Kernel::grad_qkv, fp16,       to(64),  to(192), 64,  192),  // bf16: grad_v_reverse, grad_qk_reverse
     sm90a(Kernel::grad_qkv, fp16,       to(64),  to(256), 64,  256),
     sm90a(Kernel::grad_qkv, half_types, to(128), to(128), 128, 128),
     sm90a(Kernel::grad_qkv, fp16,       to(128), to(192), 128, 192),

@@ -35,9 +35,7 @@ struct Config : ConfigBase<Type, O.packed> {
                                    .value_panel_bytes = chunk_panel_bytes};
 
   // Per thread; 512 in all. The scores of math 0 are twice those of math 1.
-  static constexpr bool wide = dhv_panels > 2;
-  static constexpr int load_registers = wide ? 32 : 56, state_registers = wide ? 184 : 136;
-  static constexpr int math_registers[2] = {wide ? 160 : 176, wide ? 136 : 144};
+  static constexpr int load_registers = 32, state_registers = 184, math_registers[2] = {160, 136};
 };
 
 }  // namespace tfla::cuda::sm90::grad_qk_reverse

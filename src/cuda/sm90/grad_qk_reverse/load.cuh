@@ -91,11 +91,11 @@ struct Load {
     const int lane = threadIdx.x % warp_threads;
     const Loader loader{cta.work, NothingMore{}, cta.memory, lane};
     const Chunk chunk(cta.work.chunks, unit);
-    typename Loader::Rows rows;
-    loader.read(rows, chunk);
+    typename Loader::Tokens own;
+    loader.read(own, chunk);
     arch::wait(cta.barriers().gates_empty(), parity);
     parity ^= 1;
-    loader.write(rows);
+    loader.write(own);
     loader.copy_c(chunk);
     if (lane == 0) {
       loader.write_flows(chunk.state);

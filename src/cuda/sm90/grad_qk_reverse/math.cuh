@@ -180,7 +180,9 @@ struct Math {
     arrive(barriers().gates_empty());
     arch::wait(barriers().k_full(), parity());
     info.write_rows(cta.call.sums.outflow, my.row, row_dots<T>(dK, k() + my.chunk_panel_row));
-    arch::wait(barriers().q_full(static_cast<int>(parity())), chunks / 2 & 1);
+    const int buffer = static_cast<int>(parity());
+    const unsigned round = chunks / 2 & 1;
+    arch::wait(barriers().q_full(buffer), round);
     wait_for_ds();
     begin_second_terms(dQ, dK);
     arch::products_wait<1>();
@@ -191,8 +193,8 @@ struct Math {
     arch::pin(dQ);
     info.write_rows(cta.call.sums.rows, my.row, row_dots<T>(dQ, q() + my.chunk_panel_row));
     __syncwarp();
-    arrive(W == 0 ? barriers().k_empty() : barriers().q_empty(static_cast<int>(parity())));
-    if constexpr (W == 0) arch::wait(barriers().q_added(), parity());  // the state reads Q too
+    arrive(W == 0 ? barriers().k_empty() : barriers().q_empty(buffer));
+    if constexpr (W == 0) arch::wait(barriers().q_added(buffer), round);  // the state reads Q too
     wait_for_readers();
     stage<T>(dK, (W == 0 ? q() : k()) + my.chunk_panel_row, chunk_panel_bytes, barriers().dk_staged(), my.leads,
              {1, 1});

@@ -54,7 +54,7 @@ struct Barriers {
     q_full_at,
     q_empty_at = q_full_at + 2,
     q_added_at = q_empty_at + 2,
-    k_full_at,
+    k_full_at = q_added_at + 2,
     k_empty_at,
     gates_full_at,
     gates_empty_at,
@@ -72,7 +72,8 @@ struct Barriers {
   __device__ __forceinline__ unsigned at(int number) const { return memory + Shared<C>::barriers + 8 * number; }
   __device__ __forceinline__ unsigned q_full(int buffer) const { return at(q_full_at + buffer); }
   __device__ __forceinline__ unsigned q_empty(int buffer) const { return at(q_empty_at + buffer); }
-  __device__ __forceinline__ unsigned q_added() const { return at(q_added_at); }  // the state has read Q
+  // The state has read Q. It may be done with the next chunk before math 0 comes for this one: each buffer has its own.
+  __device__ __forceinline__ unsigned q_added(int buffer) const { return at(q_added_at + buffer); }
   __device__ __forceinline__ unsigned k_full() const { return at(k_full_at); }
   __device__ __forceinline__ unsigned k_empty() const { return at(k_empty_at); }
   __device__ __forceinline__ unsigned gates_full() const { return at(gates_full_at); }
@@ -98,8 +99,8 @@ struct Barriers {
     for (int buffer = 0; buffer < 2; ++buffer) {
       arch::barrier_init(q_full(buffer), 1);
       init(q_empty(buffer), warpgroup_warps + 1);
+      init(q_added(buffer), state_warps);
     }
-    init(q_added(), state_warps);
     arch::barrier_init(k_full(), 1);
     init(k_empty(), warpgroup_warps + 1);
     arch::barrier_init(gates_full(), warp_threads);

@@ -120,7 +120,7 @@ struct State {
 #pragma unroll
       for (int p = 0; p < tile_panels; ++p) give_back<panels_dh>(lane, first + p);
     }
-    arrive(lane, barriers.q_added());
+    arrive(lane, barriers.q_added(static_cast<int>(chunks % 2)));
   }
 
   __device__ __forceinline__ void only_multiply(const Lane& lane, Tiles& dC, unsigned chunks, float2& product) const {
@@ -135,7 +135,7 @@ struct State {
       take<panels_dh>(panels + t);
       give_back<panels_dh>(lane, panels + t);
     }
-    arrive(lane, barriers.q_added());
+    arrive(lane, barriers.q_added(static_cast<int>(chunks % 2)));
   }
 
   // gbar <C at the start of the chunk, dC at its end>: see gates/grad_gates.cu.

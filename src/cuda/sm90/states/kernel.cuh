@@ -83,17 +83,15 @@ void launch_kernel(const Call<float>& call, cudaStream_t stream) {
   }
 }
 
-template <class T, Options O>
-void launch_pass(const Call<float>& call, cudaStream_t stream) {
-  constexpr Options packed{O.row_panels, O.columns, O.direction, O.pass, true};
-  call.packing.cu_seqlens != nullptr ? launch_kernel<Config<T, packed>>(call, stream)
-                                     : launch_kernel<Config<T, O>>(call, stream);
-}
-
 template <Kernel K, class T, Time Direction, Pass P>
 void launch(const Call<float>& call, TileSize tile, cudaStream_t stream) {
   with_row<K, T>(tile, [&](auto row) {
-    launch_pass<T, Options{decltype(row)::rows / panel, decltype(row)::columns, Direction, P}>(call, stream);
+    launch_by_packing(call, [&](auto packed) {
+      constexpr bool is_packed = decltype(packed)::value;
+      constexpr Options options{decltype(row)::rows / panel, decltype(row)::columns, Direction, P, is_packed};
+      if constexpr ((decltype(row)::batches & (is_packed ? tfla::packed : tfla::dense)) != 0)
+        launch_kernel<Config<T, options>>(call, stream);
+    });
   });
 }
 
