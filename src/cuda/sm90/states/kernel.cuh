@@ -86,10 +86,11 @@ void launch_kernel(const Call<float>& call, cudaStream_t stream) {
 template <Kernel K, class T, Time Direction, Pass P>
 void launch(const Call<float>& call, TileSize tile, cudaStream_t stream) {
   with_row<K, T>(tile, [&](auto row) {
+    using Row = decltype(row);
     launch_by_packing(call, [&](auto packed) {
       constexpr bool is_packed = decltype(packed)::value;
-      constexpr Options options{decltype(row)::rows / panel, decltype(row)::columns, Direction, P, is_packed};
-      if constexpr ((decltype(row)::batches & (is_packed ? tfla::packed : tfla::dense)) != 0)
+      constexpr Options options{Row::rows / panel, Row::columns, Direction, P, is_packed};
+      if constexpr ((Row::batches & (is_packed ? tfla::packed : tfla::dense)) != 0)
         launch_kernel<Config<T, options>>(call, stream);
     });
   });
