@@ -108,8 +108,9 @@ void launch_config(const Call<float>& call, cudaStream_t stream) {
 template <class T>
 void launch(const Call<float>& call, TileSize tile, cudaStream_t stream) {
   with_row<Kernel::grad_qk_reverse, T>(tile, [&](auto row) {
+    using Row = decltype(row);
     launch_by_packing(call, [&](auto packed) {
-      constexpr Options options{.dhv_panels = decltype(row)::columns / panel, .packed = decltype(packed)::value};
+      constexpr Options options{.dhv_panels = Row::columns / panel, .packed = decltype(packed)::value};
       launch_config<Config<T, options>>(call, stream);
     });
   });

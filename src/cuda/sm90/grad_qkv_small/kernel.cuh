@@ -71,8 +71,9 @@ void launch_config(const Call<float>& call, cudaStream_t stream) {
 
 inline void launch(const Call<float>& call, TileSize tile, cudaStream_t stream) {
   with_row<Kernel::grad_qkv_small, __nv_bfloat16>(tile, [&](auto row) {
+    using Row = decltype(row);
     launch_by_packing(call, [&](auto packed) {
-      launch_config<Config<Options{.columns = decltype(row)::columns, .packed = packed.value}>>(call, stream);
+      launch_config<Config<Options{.columns = Row::columns, .packed = packed.value}>>(call, stream);
     });
   });
 }

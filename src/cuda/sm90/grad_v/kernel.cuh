@@ -67,11 +67,12 @@ void launch_config(const Call<float>& call, int tiles_per_chunk, cudaStream_t st
 template <class T>
 void launch(const Call<float>& call, TileSize tile, cudaStream_t stream) {
   with_row<Kernel::grad_v, T>(tile, [&](auto row) {
-    constexpr int panels = decltype(row)::columns / panel;
+    using Row = decltype(row);
+    constexpr int panels = Row::columns / panel;
     const int tiles = (panels_of(call.dims.dhv) + panels - 1) / panels;
     launch_by_packing(call, [&](auto packed) {
       constexpr bool is_packed = decltype(packed)::value;
-      if constexpr ((decltype(row)::batches & (is_packed ? tfla::packed : tfla::dense)) != 0)
+      if constexpr ((Row::batches & (is_packed ? tfla::packed : tfla::dense)) != 0)
         launch_config<Config<T, Options{.panels = panels, .packed = is_packed}>>(call, tiles, stream);
     });
   });
