@@ -1,6 +1,7 @@
 // grad_qk: the two math warpgroups.
 #pragma once
 
+#include "cuda/sm90/common/ds_barriers.cuh"
 #include "cuda/sm90/common/scores.cuh"
 #include "cuda/sm90/grad_qk/panels.cuh"
 #include "cuda/sm90/grad_qk/trace.cuh"
@@ -29,6 +30,7 @@ struct Math {
   using T = typename C::T;
   using S = Shared<C>;
   using Gates = typename S::Gates;
+  using Ds = DsBarriers<W, math_0_barrier, ds_written, ds_read>;
   static constexpr int first_query = W * token_block, queries = chunk_tokens - first_query;  // that see its keys
   static constexpr unsigned own = W * panel_bytes;  // where its rows begin in a chunk panel
   static constexpr unsigned query_rows = first_query * panel_row_bytes;
@@ -158,27 +160,6 @@ struct Math {
     return info;
   }
 
-  // The warps of math warpgroup 0 meet. racecheck loses track of warps some of which meet more often than others: there
-  // those of both do.
-  __device__ __forceinline__ static void meet_own_warps() {
-    if constexpr (W == 0 || arch::for_racecheck)
-      arch::named_wait(math_0_barrier, arch::for_racecheck ? 2 * warpgroup_threads : warpgroup_threads);
-  }
-  // Math warpgroup 0 needs the dS that it wrote, math warpgroup 1 what both wrote.
-  __device__ __forceinline__ static void wait_for_ds() {
-    if constexpr (W == 0)
-      arch::named_arrive(ds_written, 2 * warpgroup_threads);
-    else
-      arch::named_wait(ds_written, 2 * warpgroup_threads);
-    meet_own_warps();
-  }
-  // All products have read what results go into: those of math warpgroup 0 too, whose keys have queries of token
-  // block 1.
-  __device__ __forceinline__ static void wait_for_readers() {
-    if constexpr (W == 1) arch::named_wait(ds_read, 2 * warpgroup_threads);
-    meet_own_warps();
-  }
-
   // dK += dS^T Q and dQ += dS K, as two batches in flight on return.
   __device__ __forceinline__ void begin_second_terms(Sum& dQ, Sum& dK, float scale) {
     if constexpr (C::scaled) {
@@ -214,11 +195,11 @@ struct Math {
     arch::wait(barriers().k_full(), parity);
     info.write_rows(work.outflow, my.row, row_dots<T>(dK, k() + my.chunk_panel_row));
     arch::wait(barriers().q_full(), parity);
-    wait_for_ds();
+    Ds::wait_for_ds();
     begin_second_terms(dQ, dK, scale);
     arch::products_wait<1>();
     arch::pin(dK);
-    if constexpr (W == 0) arch::named_arrive(ds_read, 2 * warpgroup_threads);
+    Ds::has_read();
     const float inverse = inverse_power(scale);
     float2 dots = row_dots<T>(dK, k() + my.chunk_panel_row);
     if (C::scaled) dots = times(dots, inverse);
@@ -230,7 +211,7 @@ struct Math {
     info.write_rows(work.row_sums, my.row, dots);
     __syncwarp();
     if (my.leads) arch::arrive(W == 0 ? barriers().k_empty() : barriers().q_empty());
-    wait_for_readers();
+    Ds::wait_for_readers();
     stage<T>(dK, (W == 0 ? q() : k()) + my.chunk_panel_row, chunk_panel_bytes, barriers().dk_staged(), my.leads,
              {inverse, inverse});
     stage<T>(dQ, ds(W) + my.panel_row, panel_bytes, barriers().dq_staged(), my.leads, {inverse, inverse});

@@ -1,6 +1,7 @@
 // grad_qk_reverse: the two math warpgroups.
 #pragma once
 
+#include "cuda/sm90/common/ds_barriers.cuh"
 #include "cuda/sm90/common/scores.cuh"
 #include "cuda/sm90/grad_qk_reverse/cta.cuh"
 
@@ -12,6 +13,7 @@ struct Math {
   using T = typename C::T;
   using S = Shared<C>;
   using Gates = typename S::Gates;
+  using Ds = DsBarriers<W, math_0_barrier, ds_written, ds_read>;
   static constexpr int first_query = W * token_block, queries = chunk_tokens - first_query;  // that see its keys
   static constexpr unsigned own = W * panel_bytes;  // where its rows begin in a chunk panel
   static constexpr unsigned query_rows = first_query * panel_row_bytes;
@@ -132,26 +134,6 @@ struct Math {
     arch::writes_before_copies();
   }
 
-  // The warps of math 0 meet. racecheck loses track of warps some of which meet more often than others: there those of
-  // both do.
-  __device__ __forceinline__ static void meet_own_warps() {
-    if constexpr (W == 0 || arch::for_racecheck)
-      arch::named_wait(math_0_barrier, arch::for_racecheck ? 2 * warpgroup_threads : warpgroup_threads);
-  }
-  // Math 0 needs the dS that it wrote, math 1 what both wrote.
-  __device__ __forceinline__ static void wait_for_ds() {
-    if constexpr (W == 0)
-      arch::named_arrive(ds_written, 2 * warpgroup_threads);
-    else
-      arch::named_wait(ds_written, 2 * warpgroup_threads);
-    meet_own_warps();
-  }
-  // All products have read what results go into: those of math 0 too, whose keys have queries of token block 1.
-  __device__ __forceinline__ static void wait_for_readers() {
-    if constexpr (W == 1) arch::named_wait(ds_read, 2 * warpgroup_threads);
-    meet_own_warps();
-  }
-
   // dK += dS^T Q and dQ += dS K, as two batches in flight on return.
   __device__ __forceinline__ void begin_second_terms(Sum& dQ, Sum& dK) const {
     arch::pin(dK);
@@ -183,11 +165,11 @@ struct Math {
     const int buffer = static_cast<int>(parity());
     const unsigned round = chunks / 2 & 1;
     arch::wait(barriers().q_full(buffer), round);
-    wait_for_ds();
+    Ds::wait_for_ds();
     begin_second_terms(dQ, dK);
     arch::products_wait<1>();
     arch::pin(dK);
-    if constexpr (W == 0) arch::named_arrive(ds_read, 2 * warpgroup_threads);
+    Ds::has_read();
     info.write_rows(cta.call.sums.columns, my.row, row_dots<T>(dK, k() + my.chunk_panel_row));
     arch::products_wait<0>();
     arch::pin(dQ);
@@ -195,7 +177,7 @@ struct Math {
     __syncwarp();
     arrive(W == 0 ? barriers().k_empty() : barriers().q_empty(buffer));
     if constexpr (W == 0) arch::wait(barriers().q_added(buffer), round);  // the state reads Q too
-    wait_for_readers();
+    Ds::wait_for_readers();
     stage<T>(dK, (W == 0 ? q() : k()) + my.chunk_panel_row, chunk_panel_bytes, barriers().dk_staged(), my.leads,
              {1, 1});
     stage<T>(dQ, ds(W) + my.panel_row, panel_bytes, barriers().dq_staged(), my.leads, {1, 1});
