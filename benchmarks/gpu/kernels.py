@@ -62,6 +62,7 @@ CASES = (
 
 # Functions that are a part of what a row of src/plan/kernel_table.h makes. The others have the name of their row.
 PART_OF = {
+    "runs": "gates",
     "chunk_totals": "gates",
     "sequence_scan": "gates",
     "gate_vectors": "gates",
@@ -101,7 +102,7 @@ def label(name: str) -> str | None:
     if function == "outputs" and _value("Wanted", name) == 1:
         return "grad_denominators"
     if function == "forward":
-        return "grad_states_v" if reverse else "forward"
+        return "forward" if not reverse else "grad_states_v" if _value("Keep", name) == 2 else "grad_v_reverse"
     function = RENAMED.get(function, function)
     if function == "states" and (_value("Pass", name) in (1, 2) if "sm90" in name else _value("Pass", name) == 0):
         function = "segment_totals"

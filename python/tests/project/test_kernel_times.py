@@ -19,7 +19,7 @@ STATES = (
 )
 FORWARD = (
     "void tfla::cuda::sm90::forward::forward_kernel<tfla::cuda::sm90::forward::Config<__nv_bfloat16, "
-    "tfla::cuda::sm90::forward::Options{{2, 128, true, (tfla::Keep)0, false, (tfla::cuda::Time){}, "
+    "tfla::cuda::sm90::forward::Options{{2, 128, true, (tfla::Keep){}, false, (tfla::cuda::Time){}, "
     "(tfla::cuda::sm90::forward::DqkPart)0}}> >(...)"
 )
 GRAD_QK = SM90 + "7grad_qk14grad_qk_kernelINS2_6ConfigI13__nv_bfloat16XtlNS2_7OptionsELb{}ELb0EEEEEEEv"
@@ -34,8 +34,10 @@ PORTABLE = "void tfla::cuda::(anonymous namespace)::{}_kernel<__nv_bfloat16, {}>
         (STATES.format(0, 1), "segment_totals"),
         (STATES.format(0, 2), "segment_totals"),
         (STATES.format(1, 1), "grad_segment_totals"),
-        (FORWARD.format(0), "forward"),
-        (FORWARD.format(1), "grad_states_v"),
+        (FORWARD.format(0, 0), "forward"),
+        (FORWARD.format(2, 0), "forward"),
+        (FORWARD.format(0, 1), "grad_v_reverse"),
+        (FORWARD.format(2, 1), "grad_states_v"),
         (GRAD_QK.format(0), "grad_qk"),
         (GRAD_QK.format(1), "grad_qk_norm"),
         (SM90 + "14grad_qkv_small21grad_qkv_small_kernelINS2_6ConfigIXtlNS2_7OptionsELi64ELb1E", "grad_qkv_small"),

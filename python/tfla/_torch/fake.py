@@ -12,6 +12,7 @@ from tfla import info
 from tfla._options import CODES, DEFAULTS, OPTIONS, encode_all
 from tfla._torch import operators  # noqa: F401  (defines what is registered for)
 
+_SHORT_SEQUENCE = 64  # tokens; as choose_keep of src/plan/cuda_plan.cc has it
 _DEFAULTS = encode_all(tuple(option.default for option in OPTIONS))
 
 
@@ -61,6 +62,9 @@ def _saved_bytes(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, options: tuple
     if named["keep"] == CODES.keep[DEFAULTS.keep]:
         return denominators
     sequences = _sequences(cu_seqlens)
+    # The plan keeps no states of packed sequences that are short on average.
+    if sequences is not None and tokens < _SHORT_SEQUENCE * torch.sym_max(sequences, 1):
+        return denominators
     chunk = _kept_chunk(q, v, batch, tokens, heads, sequences, named["chunk_size"])
     if chunk is None:
         return denominators
