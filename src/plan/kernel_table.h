@@ -198,7 +198,7 @@ inline constexpr auto kernel_table = std::to_array<KernelRow>({
     sm90a(Kernel::grad_states_v, bf16, {128, 256}, above(64), 256, 128),
 
     // Hopper: dV, then dQ and dK, with dC in registers. A CTA of the second has 64 x 256 of it: registers.
-    // Narrower ones fill fewer of its panels than grad_qkv.
+    // Heads to 128 columns take grad_qkv (docs/notebook/2026-11-reverse.md says why).
     sm90a(Kernel::grad_v_reverse,  bf16, to(64),  {128, 256}, 64,  128),
     sm90a(Kernel::grad_v_reverse,  bf16, to(128), {128, 256}, 128, 128),
     sm90a(Kernel::grad_qk_reverse, bf16, to(128), {128, 256}, 64,  256),
