@@ -170,6 +170,7 @@ template <class Real>
 struct StoredStates {
   void* C;          // [chunk_count,H,dqk,padded dhv] C at chunk starts, in the stored type
   void* dC;         // the same for dC at chunk ends
+  void* checkpoints;  // C of Hopper's grad_q_forward every 512 tokens, in the order of its threads
   void* n;          // [chunk_count,H,dqk] double, float for 16-bit types
   Real* dn;         // [chunk_count,H,dqk]
   double* n_work;   // [chunk_count,H,dqk] n in progress; only for dqk above 256

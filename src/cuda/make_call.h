@@ -96,6 +96,7 @@ void set_buffers(Call<Real>& call, const Buffers& at) {
   StoredStates<Real>& stored = call.stored;
   at.set(stored.C, Buffer::C);
   at.set(stored.dC, Buffer::dC);
+  at.set(stored.checkpoints, Buffer::checkpoints);
   at.set(stored.n, Buffer::n);
   at.set(stored.dn, Buffer::dn);
   at.set(stored.n_work, Buffer::n_work);

@@ -79,8 +79,9 @@ void launch_hopper(const Launch& launch, const Call<float>& call, cudaStream_t s
     case Kernel::grad_v: return sm90::launch_grad_v<T>(call, tile, stream);
     case Kernel::grad_qk: return sm90::launch_grad_qk<T>(call, stream);
     case Kernel::grad_qk_norm: return sm90::launch_grad_qk_norm<T>(call, stream);
+    case Kernel::grad_q_forward: return sm90::launch_grad_q_forward(call, tile, stream);
     case Kernel::grad_v_reverse: return sm90::launch_grad_v_reverse(call, tile, stream);
-    case Kernel::grad_qk_reverse: return sm90::launch_grad_qk_reverse(call, tile, stream);
+    case Kernel::grad_k_reverse: return sm90::launch_grad_k_reverse(call, tile, stream);
     case Kernel::grad_qkv: return sm90::launch_grad_qkv<T>(call, tile, stream);
     case Kernel::grad_qkv_small: return sm90::launch_grad_qkv_small(call, tile, stream);
     default: throw InvalidArgument("tfla: plan has a launch that this build does not know; plan these arguments again");

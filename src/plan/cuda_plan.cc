@@ -19,7 +19,7 @@ struct Choice {
   bool hopper = false;         // and they run
   bool grad_qkv = false;       // backward: the gradients of q, k, v by Hopper's kernels too
   bool grad_states_v = false;  // backward: dC and dV by one kernel
-  bool reverse = false;        // backward: dV by one kernel, dQ and dK by another, each with dC on the chip
+  bool on_chip = false;        // backward: dQ, dV and dK by a kernel each, with C or dC on the chip
   bool norms = false;          // backward: the exact gradient of the normalizer, or one of the last n
 };
 
@@ -59,9 +59,16 @@ bool hopper_takes_grad_qkv(const Plan& plan) {
 // Heads that do not fit into one CTA of grad_qkv take grad_v and grad_qk.
 bool splits_grad_qkv(const MlstmShape& shape) { return find_row(Kernel::grad_qkv, Needs::sm90a, shape) == no_row; }
 
-ReverseKernels way_of(const Choice& choice) {
-  if (choice.reverse) return ReverseKernels::v_and_qk;
-  return choice.grad_states_v ? ReverseKernels::states_and_v : ReverseKernels::states;
+BackwardWalk walk_of(const Choice& choice) {
+  if (choice.on_chip) return BackwardWalk::q_v_k;
+  return choice.grad_states_v ? BackwardWalk::states_and_v : BackwardWalk::states;
+}
+
+// Whether backward has C and dC on the chip, unless it is asked for a gradient of n.
+bool stores_no_states(const Plan& plan) {
+  const MlstmShape& shape = plan.shape;
+  return find_row(Kernel::grad_k_reverse, Needs::sm90a, shape) != no_row && hopper_takes_grad_qkv(plan) &&
+         !resolve(plan.options, shape.dqk).exact;
 }
 
 // Hopper's forward keeps states 128 tokens apart; a longer chunk asks for less memory than that. States of float16 have
@@ -75,6 +82,7 @@ Keep choose_keep(const Plan& plan, const Choice& choice) {
   if (asked != Keep::states) return asked;
   if (shape.packed && mean_tokens(shape) < short_sequence) return Keep::denominators;
   if (!choice.hopper_shape) return asked;
+  if (stores_no_states(plan)) return Keep::denominators;
   const std::size_t row = find_row(Kernel::forward, Needs::sm90a, shape);
   const unsigned batch = shape.packed ? packed : dense;
   const bool keeps =
@@ -111,11 +119,11 @@ void choose_ranges(Plan& plan, const Choice& choice) {
   if (choice.hopper_shape) plan.chunk = std::max<std::int64_t>(power_of_two_above(plan.chunk), hopper::chunk);
   plan.keep = choose_keep(plan, choice);
   choose_run(plan);
-  if (choice.hopper && plan.operation == Operation::backward)
+  if (choice.hopper && plan.operation == Operation::backward && !choice.on_chip)
     plan.slices =
         std::clamp<std::int64_t>(plan.chunk / hopper::chunk, 1, std::max<std::int64_t>(plan.shape.qk_heads, 1));
   if (choice.hopper)
-    choose_hopper_segments(plan, ceil_div(longest, hopper::chunk), way_of(choice));
+    choose_hopper_segments(plan, ceil_div(longest, hopper::chunk), walk_of(choice));
   else
     choose_segments(plan, ceil_div(longest, plan.chunk));
 }
@@ -128,9 +136,9 @@ Choice choose(Plan& plan, bool portable) {
   choice.hopper = choice.hopper_shape && shape.aligned;
   choice.grad_qkv = choice.hopper && backward && hopper_takes_grad_qkv(plan);
   choice.norms = backward && (resolve(plan.options, shape.dqk).exact || shape.dn_last);
-  choice.reverse = choice.grad_qkv && !choice.norms && find_row(Kernel::grad_qk_reverse, Needs::sm90a, shape) != no_row;
+  choice.on_chip = choice.grad_qkv && !choice.norms && stores_no_states(plan);
   const bool has_grad_states_v =
-      choice.grad_qkv && !choice.reverse && find_row(Kernel::grad_states_v, Needs::sm90a, shape) != no_row;
+      choice.grad_qkv && !choice.on_chip && find_row(Kernel::grad_states_v, Needs::sm90a, shape) != no_row;
   choice.grad_states_v = has_grad_states_v && (splits_grad_qkv(shape) || choice.norms);
   // Portable gradients do not read the states of float16 that Hopper's kernels store, nor their gradients of n.
   if (choice.norms || (backward && shape.dtype == DType::float16)) choice.hopper = choice.grad_qkv;
@@ -175,12 +183,12 @@ class Lister {
   void backward() {
     const Needs states = choice_.hopper ? Needs::sm90a : Needs::any_gpu;
     const bool has_denominators = plan_.keep != Keep::nothing;
-    const bool by_token_blocks = choice_.grad_states_v || choice_.reverse;
+    const bool by_token_blocks = choice_.grad_states_v || choice_.on_chip;
     const unsigned token_blocks = by_token_blocks ? variant::token_blocks : 0;
     gates(has_denominators ? token_blocks : 0);
     if (plan_.keep != Keep::states) {
       cut(Kernel::segment_totals, Kernel::segment_scan, states);
-      add(Kernel::states, states);
+      if (!choice_.on_chip || !has_denominators) add(Kernel::states, states);
     }
     if (!has_denominators) {
       add(Kernel::denominators, Needs::any_gpu);
@@ -188,8 +196,9 @@ class Lister {
     }
     if (!choice_.grad_qkv && resolve(plan_.options, plan_.shape.dqk).exact)
       add(Kernel::grad_denominators, Needs::any_gpu);
+    if (choice_.on_chip) add(Kernel::grad_q_forward, Needs::sm90a);
     cut(Kernel::grad_segment_totals, Kernel::grad_segment_scan, states);
-    if (!choice_.reverse) add(choice_.grad_states_v ? Kernel::grad_states_v : Kernel::grad_states, states);
+    if (!choice_.on_chip) add(choice_.grad_states_v ? Kernel::grad_states_v : Kernel::grad_states, states);
     choice_.grad_qkv ? hopper_grad_qkv() : add(Kernel::grad_qkv, Needs::any_gpu);
     add(Kernel::grad_gates, Needs::any_gpu);
   }
@@ -250,9 +259,9 @@ class Lister {
   }
 
   void hopper_grad_qkv() {
-    if (choice_.reverse) {
+    if (choice_.on_chip) {
       add(Kernel::grad_v_reverse, Needs::sm90a);
-      return add(Kernel::grad_qk_reverse, Needs::sm90a);
+      return add(Kernel::grad_k_reverse, Needs::sm90a);
     }
     if (choice_.norms) {
       if (resolve(plan_.options, plan_.shape.dqk).exact) add(Kernel::row_dots, Needs::sm90a);
@@ -336,8 +345,9 @@ std::string_view name(Kernel kernel) {
     case Kernel::grad_v: return "grad_v";
     case Kernel::grad_qk: return "grad_qk";
     case Kernel::grad_qk_norm: return "grad_qk_norm";
+    case Kernel::grad_q_forward: return "grad_q_forward";
     case Kernel::grad_v_reverse: return "grad_v_reverse";
-    case Kernel::grad_qk_reverse: return "grad_qk_reverse";
+    case Kernel::grad_k_reverse: return "grad_k_reverse";
     case Kernel::grad_qkv: return "grad_qkv";
     case Kernel::grad_qkv_small: return "grad_qkv_small";
     case Kernel::grad_gates: return "grad_gates";

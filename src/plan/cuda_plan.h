@@ -9,13 +9,13 @@ namespace tfla {
 // Kernels, ranges and launches. plan.gpu says for which GPU.
 void plan_cuda(Plan& plan, bool portable);
 
-// What walks through a sequence in reverse time on Hopper: grad_states; grad_states_v; grad_v_reverse and
-// grad_qk_reverse.
-enum class ReverseKernels : std::uint8_t { states, states_and_v, v_and_qk };
+// What walks through a sequence in backward on Hopper: grad_states; grad_states_v; grad_q_forward, grad_v_reverse and
+// grad_k_reverse.
+enum class BackwardWalk : std::uint8_t { states, states_and_v, q_v_k };
 
 // Chooses segments and their pieces. Portable kernels, and Hopper's.
 void choose_segments(Plan& plan, std::int64_t chunks);
-void choose_hopper_segments(Plan& plan, std::int64_t chunks, ReverseKernels kernels);
+void choose_hopper_segments(Plan& plan, std::int64_t chunks, BackwardWalk walk);
 
 // Whether Hopper's kernels make states: sm_90a.
 [[nodiscard]] bool runs_on_hopper(const Plan& plan);

@@ -44,7 +44,9 @@ class Writer {
         vectors_(shape_.batch * shape_.tokens * shape_.heads),
         chunks_(cut_.chunk_count * shape_.heads),
         hopper_(runs_on_hopper(plan)),
-        on_chip_(launches(plan, Kernel::forward, Needs::sm90a)) {}
+        on_chip_(launches(plan, Kernel::forward, Needs::sm90a)),
+        transposed_(launches(plan, Kernel::grad_k_reverse, Needs::sm90a)),
+        makes_states_(!transposed_ || plan.keep == Keep::nothing) {}
 
   [[nodiscard]] Layout stages() {
     denominators();
@@ -85,7 +87,7 @@ class Writer {
 
   void states() {
     const bool keeps = plan_.keep == Keep::states;
-    if (!on_chip_ || keeps) {
+    if (!on_chip_ ? makes_states_ : keeps) {
       const std::int64_t states = on_chip_ ? TokenCut::count(plan_, cut_.kept_chunk) * shape_.heads : chunks_;
       layout_.add(Buffer::C, states * state_elements(), items_.stored, keeps);
       layout_.add(Buffer::n, states * shape_.dqk, items_.norm, keeps);
@@ -132,16 +134,18 @@ class Writer {
 
   void gradients() {
     real(Buffer::deta, vectors_);
-    const bool reverse = launches(plan_, Kernel::grad_qk_reverse, Needs::sm90a);  // dC stays on the chip
-    if (!reverse) {
+    if (transposed_) {
+      const std::int64_t places = TokenCut::count(plan_, hopper::checkpoint) * shape_.heads;
+      layout_.add(Buffer::checkpoints, places * hopper::checkpoint_numbers(shape_.dqk, shape_.dhv), items_.stored);
+    } else {
       layout_.add(Buffer::dC, chunks_ * state_elements(), items_.stored);
       real(Buffer::dn, chunks_ * shape_.dqk);
     }
     for (const Buffer buffer : {Buffer::row_sums, Buffer::column_sums})
       real(buffer, sum_terms(shape_.dtype) * sum_parts(plan_) * vectors_);
-    real(Buffer::outflow, sum_parts(plan_) * vectors_);
+    if (!transposed_) real(Buffer::outflow, sum_parts(plan_) * vectors_);
     layout_.add(Buffer::through, chunks_ * through_parts(plan_), sizeof(double));
-    if (reverse || launches(plan_, Kernel::grad_states_v, Needs::sm90a)) {
+    if (transposed_ || launches(plan_, Kernel::grad_states_v, Needs::sm90a)) {
       layout_.add(Buffer::block_u, vectors_, items_.log);
       for (const Buffer buffer : {Buffer::block_qbar, Buffer::block_abar}) real(buffer, vectors_);
       real(Buffer::block_gbar, TokenCut::count(plan_, hopper::token_block) * shape_.heads);
@@ -160,7 +164,9 @@ class Writer {
   std::int64_t vectors_;    // numbers in a vector of all tokens and heads
   std::int64_t chunks_;     // and of all chunks and heads
   bool hopper_;
-  bool on_chip_;  // forward has the states on the chip
+  bool on_chip_;       // forward has the states on the chip
+  bool transposed_;    // so has backward: grad_q_forward, grad_v_reverse, grad_k_reverse
+  bool makes_states_;  // which then stores none but for the denominators
   Layout layout_;
 };
 
@@ -197,16 +203,14 @@ TokenCut cut_tokens(const Plan& plan) {
 
 std::int64_t through_parts(const Plan& plan) {
   const MlstmShape& shape = plan.shape;
-  if (launches(plan, Kernel::grad_qk_reverse, Needs::sm90a))
-    return hopper::tiles(shape.dqk, hopper::reverse_rows) * hopper::warps;
+  if (launches(plan, Kernel::grad_k_reverse, Needs::sm90a)) return hopper::checkpoint_parts(shape.dqk, shape.dhv);
   if (runs_on_hopper(plan)) return hopper::through_parts(shape.dqk, shape.dhv);
   constexpr std::int64_t tile_rows = 64, warps_of_a_cta = 4;
   return ceil_div(shape.dqk, tile_rows) * ceil_div(shape.dhv, tile_columns(shape.dtype)) * warps_of_a_cta;
 }
 
 std::int64_t sum_parts(const Plan& plan) {
-  const bool reverse = launches(plan, Kernel::grad_qk_reverse, Needs::sm90a);
-  return ceil_div(plan.shape.dqk, reverse ? hopper::reverse_rows : tile_columns(plan.shape.dtype));
+  return ceil_div(plan.shape.dqk, tile_columns(plan.shape.dtype));
 }
 
 std::int64_t trace_parts(const Plan& plan) {

@@ -39,6 +39,7 @@ enum class Buffer : std::uint8_t {
   deta,
   dC,
   dn,
+  checkpoints,
   row_sums,
   column_sums,
   outflow,
@@ -113,7 +114,7 @@ struct TokenCut {
 
 // Parts of dqk in which sums over the rows of dQ and dK come.
 [[nodiscard]] std::int64_t sum_parts(const Plan& plan);
-// Parts in which <C, dC> of a chunk comes from grad_states or grad_qk_reverse, and from grad_qk; 0: not from there.
+// Parts in which <C, dC> of a chunk comes from grad_states or grad_k_reverse, and from grad_qk; 0: not from there.
 [[nodiscard]] std::int64_t through_parts(const Plan& plan);
 [[nodiscard]] std::int64_t trace_parts(const Plan& plan);
 

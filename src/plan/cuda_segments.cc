@@ -26,7 +26,7 @@ struct SegmentTime {
   static constexpr double outputs = 1.2;         // of a chunk of forward
   static constexpr double reverse = 2;           // of a chunk of grad_states, with dV or without
   static constexpr double reverse_v = 1.2;       // of a chunk of grad_v_reverse
-  static constexpr double reverse_qk = 2;        // of a chunk of grad_qk_reverse
+  static constexpr double transposed = 2.2;      // of a chunk of grad_q_forward, and of grad_k_reverse
   static constexpr double start_of_a_piece = 8;  // and its end
   static constexpr double scan = 4;
   static constexpr double scanned_total = 0.03;
@@ -45,7 +45,7 @@ void choose_segments(Plan& plan, std::int64_t chunks) {
 
 // On Hopper a CTA has a multiprocessor for itself. segment_totals sums up each piece of a segment in a CTA of its own;
 // the last segment needs no total.
-void choose_hopper_segments(Plan& plan, std::int64_t chunks, ReverseKernels kernels) {
+void choose_hopper_segments(Plan& plan, std::int64_t chunks, BackwardWalk walk) {
   const bool forward = plan.operation == Operation::forward;
   const std::int64_t totals = tiles_of_totals(plan);
   if (plan.shape.packed) {
@@ -59,17 +59,17 @@ void choose_hopper_segments(Plan& plan, std::int64_t chunks, ReverseKernels kern
   const std::int64_t heads = plan.shape.sequences * std::max<std::int64_t>(ceil_div(plan.shape.heads, plan.slices), 1);
   const std::int64_t summing = heads * totals;
   const std::int64_t by_columns = heads * hopper::forward_tiles(plan.shape.dhv);
-  const std::int64_t by_rows = heads * ceil_div(plan.shape.dqk, hopper::reverse_rows);
+  const std::int64_t by_transposed_columns = heads * hopper::forward_tiles(plan.shape.dqk);
   const auto turns = [&](std::int64_t ctas) { return static_cast<double>(ceil_div(ctas, multiprocessors(plan))); };
   const auto length = [&](std::int64_t parts) { return static_cast<double>(ceil_div(chunks, parts)); };
   // Of one chunk in every segment.
   const auto chunk_time = [&](std::int64_t segments) {
     if (forward) return turns(by_columns * segments) * SegmentTime::outputs;
-    switch (kernels) {
-      case ReverseKernels::states_and_v: return turns(by_columns * segments) * SegmentTime::reverse;
-      case ReverseKernels::v_and_qk:
+    switch (walk) {
+      case BackwardWalk::states_and_v: return turns(by_columns * segments) * SegmentTime::reverse;
+      case BackwardWalk::q_v_k:
         return turns(by_columns * segments) * SegmentTime::reverse_v +
-               turns(by_rows * segments) * SegmentTime::reverse_qk;
+               2 * turns(by_transposed_columns * segments) * SegmentTime::transposed;
       default: return turns(summing * segments) * SegmentTime::reverse;
     }
   };

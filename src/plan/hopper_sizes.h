@@ -10,7 +10,7 @@ inline constexpr int token_block = 64;     // tokens that forward takes at a tim
 inline constexpr int chunk = 128;          // tokens between the states that backward reads
 inline constexpr int dqk_of_a_pass = 256;  // rows of the state that forward has in registers
 inline constexpr int trace_columns = 128;  // of dqk in a tile of grad_qk
-inline constexpr int reverse_rows = 64;    // of dqk in a tile of grad_qk_reverse
+inline constexpr int checkpoint = 512;     // tokens between those at which grad_k_reverse takes <C, dC>
 inline constexpr int warps = 4;            // of a warpgroup
 
 [[nodiscard]] constexpr std::int64_t tiles(std::int64_t size, std::int64_t tile) { return (size + tile - 1) / tile; }
@@ -28,6 +28,16 @@ inline constexpr int warps = 4;            // of a warpgroup
 }
 // Parts in which grad_qk leaves it.
 [[nodiscard]] constexpr std::int64_t trace_parts(std::int64_t dqk) { return tiles(dqk, trace_columns) * warps; }
+// Tiles of grad_q_forward and grad_k_reverse, whose states are transposed: rows of dhv, columns of dqk.
+[[nodiscard]] constexpr std::int64_t transposed_rows(std::int64_t dhv) { return dhv <= 128 ? 128 : 256; }
+[[nodiscard]] constexpr std::int64_t transposed_columns(std::int64_t dqk) { return dqk <= 64 ? 64 : 128; }
+// Numbers of a state that they leave at a checkpoint, and parts in which <C, dC> comes: one per warp.
+[[nodiscard]] constexpr std::int64_t checkpoint_numbers(std::int64_t dqk, std::int64_t dhv) {
+  return transposed_rows(dhv) * transposed_columns(dqk) * forward_tiles(dqk);
+}
+[[nodiscard]] constexpr std::int64_t checkpoint_parts(std::int64_t dqk, std::int64_t dhv) {
+  return forward_tiles(dqk) * warps * (transposed_rows(dhv) * transposed_columns(dqk) > 128 * 128 ? 2 : 1);
+}
 // Numbers that the first pass over dqk above 256 leaves for a token block: O and the row sums.
 [[nodiscard]] constexpr std::int64_t partial_floats(std::int64_t dhv) {
   return forward_tiles(dhv) * (token_block * 128 + token_block);

@@ -32,8 +32,9 @@ enum class Kernel : std::uint8_t {
   grad_v,               // dV
   grad_qk,              // dQ, dK
   grad_qk_norm,         // dQ, dK with gradients of n
+  grad_q_forward,       // dQ, with C on the chip
   grad_v_reverse,       // dV, with dC on the chip
-  grad_qk_reverse,      // dQ, dK, with dC on the chip
+  grad_k_reverse,       // dK, with dC on the chip
   grad_qkv,             // dQ, dK, dV
   grad_qkv_small,       // dQ, dK, dV of small heads
   grad_gates,           // di, df
@@ -180,7 +181,7 @@ inline constexpr auto kernel_table = std::to_array<KernelRow>({
     // the same in reverse time
     sm90a(Kernel::grad_states, half_types, to(64),   to(64),   64,  64),
     sm90a(Kernel::grad_states, half_types, to(64),   to(128),  64,  128),
-    sm90a(Kernel::grad_states, fp16,       to(64),   any_size, 64,  256),  // bf16: grad_v_reverse, grad_qk_reverse
+    sm90a(Kernel::grad_states, fp16,       to(64),   any_size, 64,  256),  // bf16: grad_k_reverse
     sm90a(Kernel::grad_states, half_types, any_size, to(128),  128, 128),
     sm90a(Kernel::grad_states, fp16,       any_size, any_size, 128, 256),
     sm90a(Kernel::grad_states, bf16,       above(256), any_size, 128, 256).on(dense),
@@ -197,17 +198,20 @@ inline constexpr auto kernel_table = std::to_array<KernelRow>({
     sm90a(Kernel::grad_states_v, bf16, {128, 256}, to(64),    256, 64),
     sm90a(Kernel::grad_states_v, bf16, {128, 256}, above(64), 256, 128),
 
-    // Hopper: dV, then dQ and dK, with dC in registers. A CTA of the second has 64 x 256 of it: registers.
-    // Heads to 128 columns take grad_qkv (docs/notebook/2026-11-reverse.md says why).
-    sm90a(Kernel::grad_v_reverse,  bf16, to(64),  {128, 256}, 64,  128),
-    sm90a(Kernel::grad_v_reverse,  bf16, to(128), {128, 256}, 128, 128),
-    sm90a(Kernel::grad_qk_reverse, bf16, to(128), {128, 256}, 64,  256),
+    // Hopper: dQ, dV and dK by the kernel of forward, with C or dC in registers. States of dQ and dK are transposed:
+    // their rows are of dhv, and their columns of dqk.
+    sm90a(Kernel::grad_q_forward, bf16, to(64),  {128, 256}, 256, 64),
+    sm90a(Kernel::grad_q_forward, bf16, {64, 128}, {128, 256}, 256, 128),
+    sm90a(Kernel::grad_v_reverse, bf16, to(64),  {128, 256}, 64,  128),
+    sm90a(Kernel::grad_v_reverse, bf16, to(128), {128, 256}, 128, 128),
+    sm90a(Kernel::grad_k_reverse, bf16, to(64),  {128, 256}, 256, 64),
+    sm90a(Kernel::grad_k_reverse, bf16, {64, 128}, {128, 256}, 256, 128),
 
     // Hopper: dQ, dK, dV of a chunk in one CTA, as far as its registers go
     sm90a(Kernel::grad_qkv_small, bf16, to(32), to(32), 32, 32),
     sm90a(Kernel::grad_qkv_small, bf16, to(64), to(64), 64, 64),
     sm90a(Kernel::grad_qkv, half_types, to(64),  to(128), 64,  128),
-    sm90a(Kernel::grad_qkv, fp16,       to(64),  to(192), 64,  192),  // bf16: grad_v_reverse, grad_qk_reverse
+    sm90a(Kernel::grad_qkv, fp16,       to(64),  to(192), 64,  192),  // bf16: grad_q_forward and the rest
     sm90a(Kernel::grad_qkv, fp16,       to(64),  to(256), 64,  256),
     sm90a(Kernel::grad_qkv, half_types, to(128), to(128), 128, 128),
     sm90a(Kernel::grad_qkv, fp16,       to(128), to(192), 128, 192),

@@ -33,7 +33,7 @@ class Cuda : public ::testing::Test {
 [[nodiscard]] inline bool has_hopper_gradients(const Plan& plan) {
   return on_hopper(plan, Kernel::grad_qkv) || on_hopper(plan, Kernel::grad_qkv_small) ||
          on_hopper(plan, Kernel::grad_qk) || on_hopper(plan, Kernel::grad_qk_norm) ||
-         on_hopper(plan, Kernel::grad_qk_reverse);
+         on_hopper(plan, Kernel::grad_k_reverse);
 }
 
 // Runs a case against the reference, on the kernels of Hopper. prepare changes its inputs. dn_last: where there is a

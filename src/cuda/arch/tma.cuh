@@ -20,6 +20,12 @@ __device__ __forceinline__ void load_box(unsigned shared, const CUtensorMap* ten
       "l"(tensor), "r"(barrier), "r"(column), "r"(token), "r"(head), "r"(batch)
       : "memory");
 }
+// The same into the second-level cache alone.
+__device__ __forceinline__ void prefetch_box(const CUtensorMap* tensor, int column, int token, int head, int batch) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(tensor), "r"(column),
+               "r"(token), "r"(head), "r"(batch)
+               : "memory");
+}
 __device__ __forceinline__ void load_box(unsigned shared, const CUtensorMap* tensor, unsigned barrier, int column,
                                          int row, int matrix) {
   asm volatile(

@@ -2,6 +2,7 @@
 #include "cuda/common/runs.cuh"
 #include "cuda/gates/cta.cuh"
 #include "cuda/launch.h"
+#include "plan/hopper_sizes.h"
 
 namespace tfla::cuda {
 
@@ -83,7 +84,7 @@ __device__ __forceinline__ void write_gradient(const Call<Real>& call, const Chu
 
 // <C, dC> at the end of a chunk.
 //
-// A chunk says what <C, dC> is at its end: `through`, of C at its start, and what it adds itself, the sum of `outflow`.
+// Where every chunk has it (grad_states, grad_qk): a chunk says what <C, dC> is at its end: `through`, of C at its start, and what it adds itself, the sum of `outflow`.
 // So does the previous chunk, less the row - column of this one, and the next chunk, with its own row - column. C and
 // dC are rounded in each chunk anew, so a mean of the three is closer where nothing is forgotten; where much is, the
 // roundings of outflow cancel in row - column of the own chunk alone. Hence the weights: what is kept of the state in
@@ -114,6 +115,58 @@ struct ChunkEnd {
     return sum;
   }
   __device__ __forceinline__ double product(std::int64_t number, const Chunk& chunk, const Sums<Real>& sums) const {
+    const double part = call.stored.checkpoints != nullptr ? from_checkpoint(number, chunk) : mean(number, chunk, sums);
+    return over_warp(part);
+  }
+
+ private:
+  __device__ __forceinline__ static double over_warp(double x) {
+#pragma unroll
+    for (int offset = warp_size / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(0xFFFFFFFFU, x, offset);
+    return x;
+  }
+
+  // Where <C, dC> is known at checkpoints alone, whole chunks apart, it is that of the next one, with the row - column of
+  // the chunks up to there. It is zero behind the last token of a sequence, unless the last state has a gradient.
+  __device__ __forceinline__ double from_checkpoint(std::int64_t number, const Chunk& chunk) const {
+    constexpr int apart = hopper::checkpoint / hopper::chunk;
+    double ending = 0;
+    for (std::int64_t at = number;; ++at) {
+      const Chunk next = at + 1 < call.dims.chunk_count ? call.packing.chunks[at + 1] : Chunk{};
+      const bool has_next = next.length > 0 && next.first == chunk.first;
+      if (has_next ? (at + 1 - chunk.first) % apart == 0 : call.carried.dC_last.data != nullptr) {
+        const double* through = call.sums.through + (at * call.dims.heads + head) * through_parts;
+        for (int part = lane; part < through_parts; part += warp_size) ending += through[part];
+        return ending;
+      }
+      if (!has_next || !add_change(next, ending)) return ending;
+    }
+  }
+  // Adds the row - column of a chunk, up to the first token that begins a sequence of a run. Returns whether there is
+  // none.
+  __device__ __forceinline__ bool add_change(const Chunk& of, double& sum) const {
+    const Sums<Real> sums = sums_of(of);
+    for (int slab = 0; slab < of.length; slab += slab_tokens) {
+      const int t = slab + lane * lane_tokens;
+      const unsigned own = first_tokens(call, of, t) & ((1U << lane_tokens) - 1);
+      const unsigned begin = __ballot_sync(0xFFFFFFFFU, own != 0);
+      const int first_lane = begin == 0 ? warp_size : __ffs(static_cast<int>(begin)) - 1;
+      if (lane <= first_lane) {
+        double row[lane_tokens], column[lane_tokens];
+        sums.template gather<Terms>(call.sums.rows, t, row);
+        sums.template gather<Terms>(call.sums.columns, t, column);
+        const int tokens = lane == first_lane ? __ffs(static_cast<int>(own)) - 1 : lane_tokens;
+#pragma unroll
+        for (int x = 0; x < lane_tokens; ++x)
+          if (x < tokens) sum += row[x] - column[x];
+      }
+      if (begin != 0) return false;
+    }
+    return true;
+  }
+
+  // This lane's part of the mean of three.
+  __device__ __forceinline__ double mean(std::int64_t number, const Chunk& chunk, const Sums<Real>& sums) const {
     double ending = said(number, sums), weights = 1;
     const Chunk next = number + 1 < call.dims.chunk_count ? call.packing.chunks[number + 1] : Chunk{};
     const bool has_next = next.length > 0 && next.first == chunk.first && (first_tokens(call, next, 0) & 1) == 0;
@@ -128,8 +181,6 @@ struct ChunkEnd {
       ending += weight * (said(number - 1, sums_of(call.packing.chunks[number - 1])) - change(sums));
       weights += weight;
     }
-#pragma unroll
-    for (int offset = warp_size / 2; offset > 0; offset /= 2) ending += __shfl_xor_sync(0xFFFFFFFFU, ending, offset);
     return ending / weights;
   }
 };

@@ -48,6 +48,10 @@ void launch_forward_part(const Call<float>& call, bool rest, cudaStream_t stream
 void launch_grad_states_v(const Call<float>& call, TileSize tile, cudaStream_t stream);
 void launch_grad_v_reverse(const Call<float>& call, TileSize tile, cudaStream_t stream);
 
+// dQ with C on the chip and dK with dC, and the row sums that grad_gates reads: twins of forward too.
+void launch_grad_q_forward(const Call<float>& call, TileSize tile, cudaStream_t stream);
+void launch_grad_k_reverse(const Call<float>& call, TileSize tile, cudaStream_t stream);
+
 // dQ, dK, dV and the row sums that grad_gates reads, in chunks of 128 tokens.
 template <class T>
 void launch_grad_qkv(const Call<float>& call, TileSize tile, cudaStream_t stream);
@@ -57,8 +61,6 @@ void launch_grad_v(const Call<float>& call, TileSize tile, cudaStream_t stream);
 // With call.sums.traces also <C, dC> of every chunk. grad_qk_norm reads deta and dn.
 template <class T>
 void launch_grad_qk(const Call<float>& call, cudaStream_t stream);
-// The same for bfloat16 with dC on the chip, in reverse time.
-void launch_grad_qk_reverse(const Call<float>& call, TileSize tile, cudaStream_t stream);
 template <class T>
 void launch_grad_qk_norm(const Call<float>& call, cudaStream_t stream);
 

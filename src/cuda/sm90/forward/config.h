@@ -27,6 +27,7 @@ struct Options {
   bool packed = false;
   Time direction = Time::forward;
   DqkPart dqk_part = DqkPart::all;
+  bool grad_qk = false;  // dQ or dK: the state is transposed, and sums for the gates are left (inst/grad_q_k.cu)
 };
 
 // Registers per thread and role. The four warpgroups share 512 per lane (setmaxnreg). Tuned by hand: the smallest
@@ -37,6 +38,7 @@ struct Registers {
 template <class C>
 constexpr Registers split_state_registers() {
   if (C::dqk_part == DqkPart::last && !C::normalized) return {152, 168};
+  if (C::grad_qk) return {144, 168};
   if ((C::packed && !C::reverse) || C::scaled || C::dqk_part != DqkPart::all) return {144, 168};
   return {136, 176};
 }
@@ -56,6 +58,7 @@ struct Config {
   static constexpr Keep keep = O.keep;
   static constexpr Time direction = O.direction;
   static constexpr DqkPart dqk_part = O.dqk_part;
+  static constexpr bool grad_qk = O.grad_qk;
 
   static constexpr bool reverse = direction == Time::reverse;  // dC and dV: see inst/grad_states_v.cu
   static constexpr bool keeps_states = keep == Keep::states;
@@ -66,7 +69,8 @@ struct Config {
 
   static_assert(keep != Keep::denominators, "a kernel keeps states or nothing; denominators are kept at run time");
   static_assert(!scaled || !keeps_states, "kernels of float16 must keep nothing: plan.cc asks for no states there");
-  static_assert(!reverse || !normalized, "a reverse-time kernel must have no n");
+  static_assert(!(reverse || grad_qk) || !normalized, "a kernel of gradients must have no n");
+  static_assert(!grad_qk || (!scaled && keep == Keep::nothing), "dQ and dK must be bfloat16, and keep no states");
 
   // A state of 256 x 128 takes two warpgroups, half of the rows each, which leaves one for the outputs.
   static constexpr bool split_state = dqk_panels * columns > 256;
@@ -83,7 +87,7 @@ struct Config {
 
   // Factored: O = P V + Q C with everything divided by qbar till the end. P V does not wait for the state, and nothing
   // is multiplied between the products.
-  static constexpr bool factored = !large_dqk && columns == 128 && !scaled && !keeps_states && !reverse;
+  static constexpr bool factored = !large_dqk && columns == 128 && !scaled && !keeps_states && !reverse && !grad_qk;
   static constexpr Schedule schedule = split_state ? Schedule::wide : factored ? Schedule::factored : Schedule::plain;
 
   // n as three more columns of C: q.n then comes with Q C, which reads Q once. Kept states leave in panels of 64
@@ -111,8 +115,9 @@ struct Config {
   // scale / den multiplies the rows of O last. Otherwise it is in P and in the weight of Q C. In float16 P is near the
   // upper end of the range, and both parts have the scale16 of the row till then.
   static constexpr bool late_factors = scaled || n_in_state_product || factored;
-  // Steps of 16 keys whose P is the sum of two bfloat16: all of them where both parts of dqk round theirs.
-  static constexpr int split_steps = scaled || reverse ? 0 : dqk_part == DqkPart::all ? 1 : 4;
+  // Steps of 16 keys whose P is the sum of two bfloat16: all of them where both parts of dqk round theirs. None in
+  // gradients: dQ and dK are made of the same rounded dS, whose errors cancel in the gradient of the forget gate.
+  static constexpr int split_steps = scaled || reverse || grad_qk ? 0 : dqk_part == DqkPart::all ? 1 : 4;
 
   // Keys are weighted in pairs where n or a second term of keys comes with them; with 64 rows that spills.
   static constexpr bool paired_weights =
@@ -126,7 +131,7 @@ struct Config {
                                    .panels_at_once = one_panel ? 1 : 2,
                                    .operand_sets = (paired_weights || split_state) && !keeps_states && !scaled ? 3 : 2,
                                    .paired_weights = paired_weights,
-                                   .sums_n = !reverse,
+                                   .sums_n = !reverse && !grad_qk,
                                    .reads_ahead = factored};
 
   static constexpr Registers registers() {

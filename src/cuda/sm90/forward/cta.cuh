@@ -1,6 +1,7 @@
 // Forward on Hopper: what a CTA works on.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
@@ -12,8 +13,11 @@
 
 namespace tfla::cuda::sm90::forward {
 
+inline constexpr int checkpoint_blocks = hopper::checkpoint / token_block;  // token blocks between checkpoints
+
 struct Maps {
   CUtensorMap q, k, v, h, states;
+  CUtensorMap factors;  // dQ and dK: q or k, which are multiplied with them
 };
 
 // What a launch adds to the call.
@@ -22,6 +26,7 @@ struct Work {
   int kept_shift, kept_chunks;  // log2 of the token blocks between kept states; kept states of a sequence
   int ctas;                     // the size of the grid; read from here, it takes no register, nor do the next two
   float scale, eps;
+  Strided factors;  // of Maps::factors
 };
 struct PackedWork : Work {
   Units units;
@@ -75,6 +80,35 @@ struct PackedItem : Segment {
 template <class C>
 struct DqkPartial {
   static constexpr int o_floats = token_block * C::columns, floats = o_floats + token_block;
+};
+
+// dQ and dK: the rows of a token block, as the load warp hands them to the outputs. token: of the axis of all rows of the
+// batch.
+struct RowPlace {
+  int token, inside, head, tile;
+
+  __device__ __forceinline__ void write(unsigned place) const {
+    arch::write_quad(place + PlaceOffsets::rows,
+                     {static_cast<unsigned>(token), static_cast<unsigned>(inside), static_cast<unsigned>(head),
+                      static_cast<unsigned>(tile)});
+  }
+  __device__ __forceinline__ static RowPlace read(unsigned place) {
+    const uint4 x = arch::read_quad(place + PlaceOffsets::rows);
+    return {static_cast<int>(x.x), static_cast<int>(x.y), static_cast<int>(x.z), static_cast<int>(x.w)};
+  }
+};
+// The checkpoint before a token block in the order of time: the number of its state, or -1 where there is none; that of
+// <C, dC>.
+struct CheckpointPlace {
+  int state, product;
+
+  __device__ __forceinline__ void write(unsigned place) const {
+    arch::write_int2(place + PlaceOffsets::checkpoint, {state, product});
+  }
+  __device__ __forceinline__ static CheckpointPlace read(unsigned place) {
+    const int2 x = arch::read_int2(place + PlaceOffsets::checkpoint);
+    return {x.x, x.y};
+  }
 };
 
 // What every thread of a CTA knows.
@@ -150,7 +184,31 @@ struct Cta {
   __device__ __forceinline__ bool is_last_wanted(const Item& it, int block) const {
     if (!C::skips_last) return true;
     if (C::reverse ? block > it.low : block + 1 < it.high) return true;
+    if (C::grad_qk && !C::reverse && is_checkpoint(it, it.high)) return true;
     return call.carried.C_last.data != nullptr && (C::reverse ? block == 0 : it.high == it.chunks);
+  }
+
+  // dQ and dK: whether <C, dC> is taken at the start of a token block, or at the end of the last one.
+  __device__ __forceinline__ bool is_checkpoint(const Item& it, int block) const {
+    if (block == it.chunks) return call.carried.dC_last.data != nullptr;
+    return block > 0 && block % checkpoint_blocks == 0;
+  }
+  static constexpr int checkpoint_bytes = 64 * C::dqk_panels * C::columns * 2;
+  __device__ __forceinline__ std::byte* checkpoint_state(int number) const {
+    return static_cast<std::byte*>(call.stored.checkpoints) + static_cast<std::int64_t>(number) * checkpoint_bytes;
+  }
+  __device__ __forceinline__ CheckpointPlace checkpoint_place(const Item& it, int block) const {
+    constexpr int blocks = chunk_tokens / token_block;
+    int number = (block - 1) / checkpoint_blocks, chunk = (block - 1) / blocks;
+    if constexpr (C::packed) {
+      number += it.start / (checkpoint_blocks * token_block) + it.sequence;
+      chunk += it.first_chunk_number(chunk_tokens);
+    } else {
+      number += it.sequence * ((it.chunks + checkpoint_blocks - 1) / checkpoint_blocks);
+      chunk += it.sequence * ((it.chunks + blocks - 1) / blocks);
+    }
+    return {(number * call.dims.heads + it.head) * work.column_tiles + it.tile,
+            (chunk * call.dims.heads + it.head) * work.column_tiles + it.tile};
   }
 
   // Whether the state before a token block, in the order of time, is kept: C at the start of a chunk, dC at its end.

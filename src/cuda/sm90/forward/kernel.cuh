@@ -97,21 +97,32 @@ void set_kept(const Call<float>& call, Work& work, Maps& maps) {
 }
 
 template <class C>
-void launch(const Call<float>& call, cudaStream_t stream) {
+constexpr const char* kernel_name() {
+  if (C::grad_qk) return C::reverse ? "grad_k_reverse" : "grad_q_forward";
+  if (C::reverse) return C::keeps_states ? "grad_states_v" : "grad_v_reverse";
+  return "forward";
+}
+
+// factors: of dQ and dK (Maps::factors).
+template <class C>
+void launch(const Call<float>& call, cudaStream_t stream, const Strided& factors = {}) {
   Work work{};
   work.column_tiles = (call.dims.dhv + C::columns - 1) / C::columns;
   work.items = static_cast<int>(call.dims.sequences) * call.dims.heads * call.dims.segments * work.column_tiles;
   work.ctas = std::min(work.items, multiprocessors());
   work.scale = static_cast<float>(call.rules.scale);
   work.eps = static_cast<float>(call.rules.eps);
+  work.factors = factors;
   Maps maps{.q = qk_map(call, call.tensors.q, token_block),
             .k = qk_map(call, call.tensors.k, token_block),
             .v = hv_map(call, call.tensors.v, token_block),
             .h = hv_map(call, call.tensors.h, token_block),
-            .states = {}};
+            .states = {},
+            .factors = {}};
+  if (C::grad_qk) maps.factors = hv_map(call, factors, token_block);
   if (C::keeps_states) set_kept<C>(call, work, maps);
   const auto start = [&](const typename Cta<C>::Work& all, int ctas) {
-    launch_chained(C::reverse ? "grad_states_v" : "forward", forward_kernel<C>, ctas, threads, Shared<C>::bytes, stream,
+    launch_chained(kernel_name<C>(), forward_kernel<C>, ctas, threads, Shared<C>::bytes, stream,
                    add_nothing<C::packed>(maps, call, token_block), call, all);
   };
   if constexpr (C::packed) {
@@ -129,8 +140,9 @@ constexpr Options packed(Options options) {
   return options;
 }
 template <class T, Options O>
-void launch_by_packing(const Call<float>& call, cudaStream_t stream) {
-  call.packing.cu_seqlens == nullptr ? launch<Config<T, O>>(call, stream) : launch<Config<T, packed(O)>>(call, stream);
+void launch_by_packing(const Call<float>& call, cudaStream_t stream, const Strided& factors = {}) {
+  call.packing.cu_seqlens == nullptr ? launch<Config<T, O>>(call, stream, factors)
+                                     : launch<Config<T, packed(O)>>(call, stream, factors);
 }
 
 template <class T, int DqkPanels, int Columns, Keep K>

@@ -96,14 +96,45 @@ struct Load {
 
   __device__ __forceinline__ void values_and_queries(const Place& at, const Slots& ring) const {
     arch::wait(cta.shared.v_empty(ring.slot), ring.phase ^ 1);
+    if constexpr (C::grad_qk) place_checkpoint(at, cta.shared.place(ring.slot));
     panels(at, cta.maps.v, S::Offset::v + ring.slot * S::v_bytes, cta.shared.v_full(ring.slot), C::columns / panel,
            at.item.tile * C::columns, cta.call.dims.dhv, at.item.head);
 #pragma unroll
     for (int p = C::parts - 1; p >= 0; --p) {
       arch::wait(cta.shared.q_empty(ring.slot, p), ring.phase ^ 1);
+      if (C::grad_qk && p == 0) place_rows(at, cta.shared.place(ring.slot));
       panels(at, cta.maps.q, S::Offset::q + ring.slot * S::q_bytes + p * S::part_bytes, cta.shared.q_full(ring.slot, p),
              C::part_panels, p * (C::part_panels * panel), cta.call.dims.dqk, at.qk_head);
     }
+    if constexpr (C::grad_qk) prefetch_factors(at);
+  }
+  // The first token of a place in its sequence.
+  __device__ __forceinline__ int first_token(const Place& at) const {
+    return C::packed ? at.token - at.item.map_token(cta.call) : at.token;
+  }
+  __device__ __forceinline__ void place_rows(const Place& at, unsigned to) const {
+    const int token = first_token(at), inside = static_cast<int>(at.item.tokens(cta.call)) - token;
+    if constexpr (C::packed)
+      RowPlace{at.item.start + token, inside, at.item.head, at.item.tile}.write(to);
+    else
+      RowPlace{at.item.sequence * static_cast<int>(cta.call.dims.tokens) + token, inside, at.item.head, at.item.tile}
+          .write(to);
+  }
+  __device__ __forceinline__ void place_checkpoint(const Place& at, unsigned to) const {
+    const int block = first_token(at) / token_block + (C::reverse ? 1 : 0);
+    CheckpointPlace place{-1, 0};
+    if (cta.is_checkpoint(at.item, block)) {
+      place = cta.checkpoint_place(at.item, block);
+      if (C::reverse) arch::prefetch(cta.checkpoint_state(place.state), Cta<C>::checkpoint_bytes);
+    }
+    place.write(to);
+  }
+  // Rows of q or k, which the outputs read from global memory when they have theirs.
+  __device__ __forceinline__ void prefetch_factors(const Place& at) const {
+#pragma unroll 1
+    for (int p = 0; p < C::columns / panel; ++p)
+      arch::prefetch_box(&cta.maps.factors, at.item.tile * C::columns + p * panel, at.token, at.item.head,
+                         at.item.map_batch(cta.call));
   }
 
   __device__ __forceinline__ Token first_chunk(const Item& it) const {

@@ -23,6 +23,12 @@ struct GateOffsets {
   static constexpr int decay = floor + 4 * token_block;  // one float
   static constexpr int bytes = decay + 16;
 };
+// dQ and dK: which token block it is. Bytes from Shared::place(slot) on.
+struct PlaceOffsets {
+  static constexpr int rows = 0;         // int4, which comes and goes with Q: see RowPlace
+  static constexpr int checkpoint = 16;  // int2, with V: see CheckpointPlace
+  static constexpr int bytes = 32;
+};
 // Its denominators, on their way to global memory: bytes from Shared::denominators(slot) on.
 struct DenominatorOffsets {
   static constexpr int inverse = 0;              // 1 / den
@@ -40,6 +46,7 @@ template <class C>
 struct Shared {
   using Gates = GateOffsets;
   using Denominators = DenominatorOffsets;
+  using Places = PlaceOffsets;
 
   static constexpr int slots = C::split_state ? 2 : C::large_dqk ? 3 : 4;    // of Q, and of V with its gates
   static constexpr int k_slots = C::split_state ? 3 : C::large_dqk ? 2 : 3;  // of parts of K
@@ -65,7 +72,8 @@ struct Shared {
     static constexpr int n = state + c_bytes;
     static constexpr int gates = n + C::output_warpgroups * n_bytes;
     static constexpr int denominators = gates + slots * Gates::bytes;
-    static constexpr int q_full = denominators + slots * Denominators::bytes;
+    static constexpr int places = denominators + (C::grad_qk ? 0 : slots * Denominators::bytes);
+    static constexpr int q_full = places + (C::grad_qk ? slots * Places::bytes : 0);
     static constexpr int q_empty = q_full + 8 * slots * C::parts;
     static constexpr int k_full = q_empty + 8 * slots * C::parts;
     static constexpr int k_empty = k_full + 8 * k_slots;
@@ -95,6 +103,7 @@ struct Shared {
   __device__ __forceinline__ unsigned denominators(int slot) const {
     return base + Offset::denominators + slot * Denominators::bytes;
   }
+  __device__ __forceinline__ unsigned place(int slot) const { return base + Offset::places + slot * Places::bytes; }
   __device__ __forceinline__ unsigned inverse_scales(int warpgroup) const {
     return base + Offset::inverse_scales + warpgroup * 8;
   }

@@ -1,6 +1,7 @@
 // Forward on Hopper: the state.
 #pragma once
 
+#include "cuda/arch/stream.cuh"
 #include "cuda/sm90/forward/cta.cuh"
 #include "cuda/sm90/forward/state_n.cuh"
 
@@ -61,6 +62,7 @@ struct State {
         }
         arch::wait(cta.shared.k_full(k.slot), k.phase);
         arch::wait(cta.shared.v_full(ring.slot), ring.phase);
+        if constexpr (C::grad_qk) pass_checkpoint(CheckpointPlace::read(cta.shared.place(ring.slot)), held);
         if (!cta.is_last_wanted(it, block)) {  // K and V are loaded again only when all their readers have arrived
           if (arch::arrives(here(lane).lane == 0)) {
             arch::arrive(cta.shared.k_empty(k.slot));
@@ -71,6 +73,12 @@ struct State {
         add(k, ring, lane, held);
       }
       undo_scale16(held);
+      if constexpr (C::grad_qk && !C::reverse) {
+        if (it.high == it.chunks && cta.is_checkpoint(it, it.high)) {
+          const Item now = again(it);
+          pass_checkpoint(cta.checkpoint_place(now, now.high), held);
+        }
+      }
       finish(again(it), lane, held);
     });
     if (C::state_keeps_states && lane.lane == 0) arch::wait_stores<0>();
@@ -280,6 +288,44 @@ struct State {
              dims.pieces;
   }
 
+  // dQ and dK: C in 16 bits, as the threads hold it, is left at checkpoints, for <C, dC> there. The same threads of the
+  // kernel in reverse time have the same numbers of dC.
+  static constexpr int eights = panels * C::columns / 16;  // of a thread
+  __device__ __forceinline__ void pass_checkpoint(const CheckpointPlace& place, const Held& held) const {
+    if (place.state < 0) return;
+    auto* state = reinterpret_cast<uint4*>(cta.checkpoint_state(place.state)) + Part * (eights * warpgroup_threads) +
+                  threadIdx.x % warpgroup_threads;
+    float sum = 0;
+#pragma unroll
+    for (int x = 0; x < eights; ++x) {
+      const float* c = held.c.c[x / (C::columns / 16)] + x % (C::columns / 16) * 8;
+      if constexpr (C::reverse) {
+        sum += product_with(c, arch::read_once(state + x * warpgroup_threads));
+      } else {
+        // Pairs in the other order: otherwise ptxas keeps those of `publish`, in registers that are not there.
+        const auto pack = [&](int e) { return arch::pack(float2{c[e + 1], c[e]}, T{}); };
+        arch::write_once(state + x * warpgroup_threads, {pack(0), pack(2), pack(4), pack(6)});
+      }
+    }
+    if constexpr (C::reverse) leave_product(place.product, sum);
+  }
+  __device__ __forceinline__ static float product_with(const float* c, const uint4& other) {
+    const auto two = [&](int e, std::uint32_t pair) {
+      const float2 x = arch::unpack(pair, T{});
+      return fmaf(c[e], x.y, c[e + 1] * x.x);
+    };
+    return (two(0, other.x) + two(2, other.y)) + (two(4, other.z) + two(6, other.w));
+  }
+  // This thread's part of <C, dC>.
+  __device__ __forceinline__ void leave_product(int product, float sum) const {
+#pragma unroll
+    for (int offset = warp_threads / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xFFFFFFFFU, sum, offset);
+    const Lane here = Lane::again();
+    if (here.lane != 0) return;
+    constexpr int warps = C::state_warpgroups * hopper::warps;
+    cta.call.sums.through[static_cast<std::int64_t>(product) * warps + Part * hopper::warps + here.warp] = sum;
+  }
+
   // From the totals of the segments before, or the initial state, or zero.
   __device__ void start(const Item& it, const Lane& lane, const Held& held) const {
     const Call<float>& call = cta.call;
@@ -293,17 +339,18 @@ struct State {
     std::int64_t row = call.carried.C0.row;
     if (C0 != nullptr) {
       C0 += it.sequence * call.carried.C0.sequence + it.head * call.carried.C0.head;
-      if (!C::reverse) n0 += it.sequence * call.carried.n0.sequence + it.head * call.carried.n0.head;
+      if (!C::reverse && !C::grad_qk) n0 += it.sequence * call.carried.n0.sequence + it.head * call.carried.n0.head;
     }
     if (starts_inside(it)) {
       const std::int64_t unit = segment_start(it);
       C0 = call.stored.segment_C + unit * call.dims.dqk * call.dims.padded_dhv();
       n0 = static_cast<const float*>(call.stored.segment_n) + unit * call.dims.dqk;
-      row = call.dims.padded_dhv();
+      row = C::grad_qk ? call.dims.dqk : call.dims.padded_dhv();  // both are multiples of 8
     }
     if (C0 == nullptr) return;
-    each_inside(it, lane, held, [&](int r, int c, float& value) { value = C0[r * row + c]; });
-    if constexpr (!C::reverse) {
+    each_inside(it, lane, held,
+                [&](int r, int c, float& value) { value = C::grad_qk ? C0[c * row + r] : C0[r * row + c]; });
+    if constexpr (!C::reverse && !C::grad_qk) {
       if (lane.pair != 0) return;  // one lane of a quad has n, the others begin at zero
 #pragma unroll
       for (int m = 0; m < panels; ++m)
@@ -315,6 +362,7 @@ struct State {
 
   // The last state of a sequence goes to the caller.
   __device__ void finish(const Item& it, const Lane& lane, const Held& held) const {
+    if constexpr (C::grad_qk) return;
     const StridedState& C_last = cta.call.carried.C_last;
     if constexpr (C::reverse) {
       if (it.low != 0) return;

@@ -62,14 +62,14 @@ __device__ __forceinline__ float scale_of(const Rows<C>& rows, float scale, int 
   return C::schedule == Schedule::factored ? scale * rows.unit[h] : scale;
 }
 
-// scale / den of the rows. In reverse time it is in the gates; the last part of dqk has it for both parts.
+// scale / den of the rows. In gradients it is in the gates; the last part of dqk has it for both parts.
 template <class C>
 __device__ __forceinline__ void set_factors(const TokenBlock<C>& b, Rows<C>& rows, const float (&sums)[2],
                                             const float (&qn)[2], const Lane& here) {
   const float scale = b.scale(), eps = b.eps();
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    if constexpr (C::reverse) {
+    if constexpr (C::reverse || C::grad_qk) {
       rows.factor[h] = 1;
     } else if constexpr (C::dqk_part == DqkPart::first) {
       rows.factor[h] = 1;

@@ -67,6 +67,7 @@ struct Output {
       leave_partial(b, o, rows);
     else
       stage(b, o, rows);
+    sum_rows(b, rows);
     arch::named_arrive(staged_barrier + ring.slot, warpgroup_threads + warp_threads);  // this warpgroup has read Q
   }
 

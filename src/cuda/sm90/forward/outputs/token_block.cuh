@@ -45,6 +45,14 @@ struct TokenBlock {
   }
 };
 
+// dQ and dK: a thread's part of two rows of q or k, 16 bytes of every 64.
+template <class C>
+struct RowFactors {
+  static constexpr int pieces = C::columns / 32;
+  uint4 row[2][pieces];
+};
+struct NoFactors {};
+
 // What a thread knows of its two rows, and their P as operands.
 template <class C>
 struct Rows {
@@ -56,6 +64,7 @@ struct Rows {
   float qn[2];        // what the first part of dqk leaves for the last: qbar q.n + sum P
   float first_qn[2];  // the same, as the last one reads it
   uint32_t high[4][4], low[C::split_steps > 0 ? C::split_steps : 1][4];  // P, and what its rounding left
+  std::conditional_t<C::grad_qk, RowFactors<C>, NoFactors> factors;
 };
 
 template <class C>

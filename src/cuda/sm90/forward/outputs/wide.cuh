@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/sm90/forward/outputs/denominator.cuh"
+#include "cuda/sm90/forward/outputs/row_sums.cuh"
 #include "cuda/sm90/forward/outputs/split_dqk.cuh"
 
 namespace tfla::cuda::sm90::forward {
@@ -13,6 +14,7 @@ __device__ __forceinline__ void finish_wide(const TokenBlock<C>& b, Outputs<C>& 
   undo_scale16(rows);
   OPiece<C> first;
   if constexpr (C::dqk_part == DqkPart::last) first.read(b, 0);
+  read_factors(b, rows);
   arch::products_wait<0>();
   arch::pin(o);
   if constexpr (C::dqk_part == DqkPart::last) {
