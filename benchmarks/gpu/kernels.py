@@ -102,6 +102,8 @@ def label(name: str) -> str | None:
     if function == "outputs" and _value("Wanted", name) == 1:
         return "grad_denominators"
     if function == "forward":
+        if re.search(r"DqkPart(?:\)0, true|E0ELb1E)", name):  # Options::grad_qk
+            return "grad_k_reverse" if reverse else "grad_q_forward"
         return "forward" if not reverse else "grad_states_v" if _value("Keep", name) == 2 else "grad_v_reverse"
     function = RENAMED.get(function, function)
     if function == "states" and (_value("Pass", name) in (1, 2) if "sm90" in name else _value("Pass", name) == 0):

@@ -85,6 +85,11 @@ struct Dims {
         static_cast<std::int64_t>(static_cast<unsigned>(start) / static_cast<unsigned>(segment_tokens()));
     return (first + segment) * heads + head;
   }
+  // Checkpoints of Hopper's backward: at the start of a sequence, every `apart` tokens, and at its end. The number of the
+  // first one of the sequence that begins at `start`.
+  [[nodiscard]] __host__ __device__ std::int64_t first_checkpoint(int sequence, std::int64_t start, int apart) const {
+    return chunks_per_row > 0 ? sequence * ((tokens + apart - 1) / apart + 1) : start / apart + 2 * sequence;
+  }
   [[nodiscard]] __host__ __device__ int padded_dhv() const { return (dhv + 7) / 8 * 8; }
   [[nodiscard]] __host__ __device__ std::int64_t state(std::int64_t number, int head) const {
     return (number * heads + head) * dqk * padded_dhv();
@@ -170,7 +175,7 @@ template <class Real>
 struct StoredStates {
   void* C;          // [chunk_count,H,dqk,padded dhv] C at chunk starts, in the stored type
   void* dC;         // the same for dC at chunk ends
-  void* checkpoints;  // C of Hopper's grad_q_forward every 512 tokens, in the order of its threads
+  void* checkpoints;  // [checkpoints,H,...] C of Hopper's grad_q_forward, in the order of its threads
   void* n;          // [chunk_count,H,dqk] double, float for 16-bit types
   Real* dn;         // [chunk_count,H,dqk]
   double* n_work;   // [chunk_count,H,dqk] n in progress; only for dqk above 256
@@ -193,7 +198,7 @@ struct GradientSums {
   Real* columns;    // [Config::sum_terms,parts,H,tokens] k.dk
   Real* outflow;    // [parts,H,tokens] k.dk through the outgoing state
   int parts;        // tiles of dqk
-  double* through;  // [chunk_count,H,through_parts] <C, dC> + <n, dn> past the chunk
+  double* through;  // [chunk_count,H,through_parts] <C, dC> + <n, dn> past the chunk; or [checkpoints,H,through_parts]
   int through_parts;
   double* traces;  // [chunk_count,H,trace_parts] <C, dC> of both as they are stored, times gbar; null: not made
   int trace_parts;

@@ -19,7 +19,7 @@ struct Choice {
   bool hopper = false;         // and they run
   bool grad_qkv = false;       // backward: the gradients of q, k, v by Hopper's kernels too
   bool grad_states_v = false;  // backward: dC and dV by one kernel
-  bool on_chip = false;        // backward: dQ, dV and dK by a kernel each, with C or dC on the chip
+  bool on_chip = false;        // backward: dQ, dV and dK by a kernel each, with C or dC on the chip, which stores no states
   bool norms = false;          // backward: the exact gradient of the normalizer, or one of the last n
 };
 
@@ -64,13 +64,6 @@ BackwardWalk walk_of(const Choice& choice) {
   return choice.grad_states_v ? BackwardWalk::states_and_v : BackwardWalk::states;
 }
 
-// Whether backward has C and dC on the chip, unless it is asked for a gradient of n.
-bool stores_no_states(const Plan& plan) {
-  const MlstmShape& shape = plan.shape;
-  return find_row(Kernel::grad_k_reverse, Needs::sm90a, shape) != no_row && hopper_takes_grad_qkv(plan) &&
-         !resolve(plan.options, shape.dqk).exact;
-}
-
 // Hopper's forward keeps states 128 tokens apart; a longer chunk asks for less memory than that. States of float16 have
 // scales, which portable kernels do not read, and backward may run either. Every packed sequence has a state of its own
 // to keep, which takes more memory than the tokens of a short one; forward and backward know no more of them than how
@@ -82,7 +75,6 @@ Keep choose_keep(const Plan& plan, const Choice& choice) {
   if (asked != Keep::states) return asked;
   if (shape.packed && mean_tokens(shape) < short_sequence) return Keep::denominators;
   if (!choice.hopper_shape) return asked;
-  if (stores_no_states(plan)) return Keep::denominators;
   const std::size_t row = find_row(Kernel::forward, Needs::sm90a, shape);
   const unsigned batch = shape.packed ? packed : dense;
   const bool keeps =
@@ -136,13 +128,20 @@ Choice choose(Plan& plan, bool portable) {
   choice.hopper = choice.hopper_shape && shape.aligned;
   choice.grad_qkv = choice.hopper && backward && hopper_takes_grad_qkv(plan);
   choice.norms = backward && (resolve(plan.options, shape.dqk).exact || shape.dn_last);
-  choice.on_chip = choice.grad_qkv && !choice.norms && stores_no_states(plan);
-  const bool has_grad_states_v =
-      choice.grad_qkv && !choice.on_chip && find_row(Kernel::grad_states_v, Needs::sm90a, shape) != no_row;
+  const bool may_stay_on_chip =
+      choice.grad_qkv && !choice.norms && find_row(Kernel::grad_k_reverse, Needs::sm90a, shape) != no_row;
+  const bool has_grad_states_v = choice.grad_qkv && find_row(Kernel::grad_states_v, Needs::sm90a, shape) != no_row;
   choice.grad_states_v = has_grad_states_v && (splits_grad_qkv(shape) || choice.norms);
   // Portable gradients do not read the states of float16 that Hopper's kernels store, nor their gradients of n.
   if (choice.norms || (backward && shape.dtype == DType::float16)) choice.hopper = choice.grad_qkv;
   choose_ranges(plan, choice);
+  // Where states are stored anyway, kernels that read them take less time.
+  if (may_stay_on_chip && plan.keep == Keep::denominators) {
+    choice.on_chip = true;
+    choice.grad_states_v = false;
+    choose_ranges(plan, choice);
+    return choice;
+  }
   // Heads that fit into grad_qkv have dV there, unless the sequence is cut: the CTAs of grad_states_v have fewer
   // columns, so that fewer segments fill the GPU.
   if (has_grad_states_v && !choice.grad_states_v && plan.segments > 1 && !shape.packed) {
@@ -187,8 +186,8 @@ class Lister {
     const unsigned token_blocks = by_token_blocks ? variant::token_blocks : 0;
     gates(has_denominators ? token_blocks : 0);
     if (plan_.keep != Keep::states) {
-      cut(Kernel::segment_totals, Kernel::segment_scan, states);
-      if (!choice_.on_chip || !has_denominators) add(Kernel::states, states);
+      cut(Kernel::segment_totals, Kernel::segment_scan, states, choice_.on_chip ? variant::one_term : 0);
+      if (!choice_.on_chip) add(Kernel::states, states);
     }
     if (!has_denominators) {
       add(Kernel::denominators, Needs::any_gpu);

@@ -45,8 +45,7 @@ class Writer {
         chunks_(cut_.chunk_count * shape_.heads),
         hopper_(runs_on_hopper(plan)),
         on_chip_(launches(plan, Kernel::forward, Needs::sm90a)),
-        transposed_(launches(plan, Kernel::grad_k_reverse, Needs::sm90a)),
-        makes_states_(!transposed_ || plan.keep == Keep::nothing) {}
+        transposed_(launches(plan, Kernel::grad_k_reverse, Needs::sm90a)) {}
 
   [[nodiscard]] Layout stages() {
     denominators();
@@ -78,6 +77,14 @@ class Writer {
   [[nodiscard]] std::int64_t padded_dhv() const { return round_up(shape_.dhv, 8); }
   [[nodiscard]] std::int64_t state_elements() const { return shape_.dqk * padded_dhv(); }
 
+  // Of all heads, as Dims::first_checkpoint counts them.
+  [[nodiscard]] std::int64_t checkpoints() const {
+    const std::int64_t count = shape_.packed
+                                   ? shape_.tokens / hopper::checkpoint + 2 * sequences_
+                                   : shape_.sequences * (ceil_div(shape_.tokens, hopper::checkpoint) + 1);
+    return count * shape_.heads;
+  }
+
   void denominators() {
     if (on_chip_ && plan_.keep == Keep::nothing) return;  // forward divides on the chip
     const bool saved = plan_.keep != Keep::nothing;
@@ -87,7 +94,7 @@ class Writer {
 
   void states() {
     const bool keeps = plan_.keep == Keep::states;
-    if (!on_chip_ ? makes_states_ : keeps) {
+    if (on_chip_ ? keeps : !transposed_) {
       const std::int64_t states = on_chip_ ? TokenCut::count(plan_, cut_.kept_chunk) * shape_.heads : chunks_;
       layout_.add(Buffer::C, states * state_elements(), items_.stored, keeps);
       layout_.add(Buffer::n, states * shape_.dqk, items_.norm, keeps);
@@ -135,8 +142,8 @@ class Writer {
   void gradients() {
     real(Buffer::deta, vectors_);
     if (transposed_) {
-      const std::int64_t places = TokenCut::count(plan_, hopper::checkpoint) * shape_.heads;
-      layout_.add(Buffer::checkpoints, places * hopper::checkpoint_numbers(shape_.dqk, shape_.dhv), items_.stored);
+      layout_.add(Buffer::checkpoints, checkpoints() * hopper::checkpoint_numbers(shape_.dqk, shape_.dhv),
+                  items_.stored);
     } else {
       layout_.add(Buffer::dC, chunks_ * state_elements(), items_.stored);
       real(Buffer::dn, chunks_ * shape_.dqk);
@@ -144,7 +151,7 @@ class Writer {
     for (const Buffer buffer : {Buffer::row_sums, Buffer::column_sums})
       real(buffer, sum_terms(shape_.dtype) * sum_parts(plan_) * vectors_);
     if (!transposed_) real(Buffer::outflow, sum_parts(plan_) * vectors_);
-    layout_.add(Buffer::through, chunks_ * through_parts(plan_), sizeof(double));
+    layout_.add(Buffer::through, (transposed_ ? checkpoints() : chunks_) * through_parts(plan_), sizeof(double));
     if (transposed_ || launches(plan_, Kernel::grad_states_v, Needs::sm90a)) {
       layout_.add(Buffer::block_u, vectors_, items_.log);
       for (const Buffer buffer : {Buffer::block_qbar, Buffer::block_abar}) real(buffer, vectors_);
@@ -164,9 +171,8 @@ class Writer {
   std::int64_t vectors_;    // numbers in a vector of all tokens and heads
   std::int64_t chunks_;     // and of all chunks and heads
   bool hopper_;
-  bool on_chip_;       // forward has the states on the chip
-  bool transposed_;    // so has backward: grad_q_forward, grad_v_reverse, grad_k_reverse
-  bool makes_states_;  // which then stores none but for the denominators
+  bool on_chip_;     // forward has the states on the chip
+  bool transposed_;  // so has backward: grad_q_forward, grad_v_reverse, grad_k_reverse
   Layout layout_;
 };
 

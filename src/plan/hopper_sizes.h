@@ -10,7 +10,7 @@ inline constexpr int token_block = 64;     // tokens that forward takes at a tim
 inline constexpr int chunk = 128;          // tokens between the states that backward reads
 inline constexpr int dqk_of_a_pass = 256;  // rows of the state that forward has in registers
 inline constexpr int trace_columns = 128;  // of dqk in a tile of grad_qk
-inline constexpr int checkpoint = 512;     // tokens between those at which grad_k_reverse takes <C, dC>
+inline constexpr int checkpoint = 256;     // tokens between those at which grad_k_reverse makes <C, dC>
 inline constexpr int warps = 4;            // of a warpgroup
 
 [[nodiscard]] constexpr std::int64_t tiles(std::int64_t size, std::int64_t tile) { return (size + tile - 1) / tile; }

@@ -181,10 +181,9 @@ inline constexpr auto kernel_table = std::to_array<KernelRow>({
     // the same in reverse time
     sm90a(Kernel::grad_states, half_types, to(64),   to(64),   64,  64),
     sm90a(Kernel::grad_states, half_types, to(64),   to(128),  64,  128),
-    sm90a(Kernel::grad_states, fp16,       to(64),   any_size, 64,  256),  // bf16: grad_k_reverse
+    sm90a(Kernel::grad_states, half_types, to(64),   any_size, 64,  256),
     sm90a(Kernel::grad_states, half_types, any_size, to(128),  128, 128),
-    sm90a(Kernel::grad_states, fp16,       any_size, any_size, 128, 256),
-    sm90a(Kernel::grad_states, bf16,       above(256), any_size, 128, 256).on(dense),
+    sm90a(Kernel::grad_states, half_types, any_size, any_size, 128, 256),
     sm90a(Kernel::grad_segment_totals, half_types, to(64),   to(64),   64,  64),
     sm90a(Kernel::grad_segment_totals, half_types, to(64),   to(128),  64,  128),
     sm90a(Kernel::grad_segment_totals, half_types, to(64),   any_size, 64,  256),
@@ -200,22 +199,22 @@ inline constexpr auto kernel_table = std::to_array<KernelRow>({
 
     // Hopper: dQ, dV and dK by the kernel of forward, with C or dC in registers. States of dQ and dK are transposed:
     // their rows are of dhv, and their columns of dqk.
-    sm90a(Kernel::grad_q_forward, bf16, to(64),  {128, 256}, 256, 64),
+    sm90a(Kernel::grad_q_forward, bf16, to(64),    {128, 256}, 256, 64),
     sm90a(Kernel::grad_q_forward, bf16, {64, 128}, {128, 256}, 256, 128),
-    sm90a(Kernel::grad_v_reverse, bf16, to(64),  {128, 256}, 64,  128),
-    sm90a(Kernel::grad_v_reverse, bf16, to(128), {128, 256}, 128, 128),
-    sm90a(Kernel::grad_k_reverse, bf16, to(64),  {128, 256}, 256, 64),
+    sm90a(Kernel::grad_v_reverse, bf16, to(64),    {128, 256}, 64,  128),
+    sm90a(Kernel::grad_v_reverse, bf16, {64, 128}, {128, 256}, 128, 128),
+    sm90a(Kernel::grad_k_reverse, bf16, to(64),    {128, 256}, 256, 64),
     sm90a(Kernel::grad_k_reverse, bf16, {64, 128}, {128, 256}, 256, 128),
 
     // Hopper: dQ, dK, dV of a chunk in one CTA, as far as its registers go
     sm90a(Kernel::grad_qkv_small, bf16, to(32), to(32), 32, 32),
     sm90a(Kernel::grad_qkv_small, bf16, to(64), to(64), 64, 64),
     sm90a(Kernel::grad_qkv, half_types, to(64),  to(128), 64,  128),
-    sm90a(Kernel::grad_qkv, fp16,       to(64),  to(192), 64,  192),  // bf16: grad_q_forward and the rest
-    sm90a(Kernel::grad_qkv, fp16,       to(64),  to(256), 64,  256),
+    sm90a(Kernel::grad_qkv, half_types, to(64),  to(192), 64,  192),
+    sm90a(Kernel::grad_qkv, half_types, to(64),  to(256), 64,  256),
     sm90a(Kernel::grad_qkv, half_types, to(128), to(128), 128, 128),
-    sm90a(Kernel::grad_qkv, fp16,       to(128), to(192), 128, 192),
-    sm90a(Kernel::grad_qkv, fp16,       to(128), to(256), 128, 256),
+    sm90a(Kernel::grad_qkv, half_types, to(128), to(192), 128, 192),
+    sm90a(Kernel::grad_qkv, half_types, to(128), to(256), 128, 256),
 
     // Hopper: heads of any size, a tile of dV or of dQ and dK in one CTA. The plan chooses the columns of grad_v.
     sm90a(Kernel::grad_v, half_types, any_size, any_size, 0, 64),

@@ -33,10 +33,11 @@ Plan check_on_hopper(const Case& c, bool gradients, const std::function<void(Pro
   EXPECT_TRUE(runs_on_hopper(plan(problem.forward(), on_gpu))) << label(c);
   const Plan chosen = plan(problem.backward(), on_gpu);
   const bool wide = chosen.shape.dqk > 128 || chosen.shape.dhv > 256, bfloat16 = chosen.shape.dtype == DType::bfloat16;
+  const bool in_reverse = on_hopper(chosen, Kernel::grad_states_v) || on_hopper(chosen, Kernel::grad_v_reverse);
   EXPECT_EQ(runs_on_hopper(chosen), gradients || bfloat16) << label(c);  // of float16 all of backward, or nothing
   EXPECT_EQ(has_hopper_gradients(chosen), gradients) << label(c);
   const bool takes_reverse = gradients && bfloat16 && chosen.shape.dqk <= 256;
-  if (!takes_reverse || wide) EXPECT_EQ(on_hopper(chosen, Kernel::grad_states_v), takes_reverse) << label(c);
+  if (!takes_reverse || wide) EXPECT_EQ(in_reverse, takes_reverse) << label(c);
   forward(problem.forward(), on_gpu);
   backward(problem.backward(), on_gpu);
   EXPECT_TRUE(within_bounds(judge.forward_errors(), c)) << label(c);
@@ -514,8 +515,8 @@ TEST_F(Cuda, LongerChunksNeedLessMemoryOnHopper) {
                          .tokens = 8192,
                          .qk_heads = 16,
                          .heads = 16,
-                         .dqk = 128,
-                         .dhv = 256,
+                         .dqk = 256,
+                         .dhv = 512,
                          .sequences = 8,
                          .longest = 8192,
                          .dtype = DType::bfloat16};

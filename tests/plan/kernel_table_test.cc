@@ -66,6 +66,11 @@ MlstmShape packed(MlstmShape shape, std::int64_t sequences) {
   return shape;
 }
 
+MlstmShape shared_heads(MlstmShape shape) {
+  shape.qk_heads = shape.heads / 2;
+  return shape;
+}
+
 std::vector<PlanRow> plan_rows() {
   using enum Operation;
   const MlstmShape paper = shape_of(8, 8192, 16, 128, 256), alone = shape_of(1, 65536, 4, 128, 256);
@@ -86,9 +91,11 @@ std::vector<PlanRow> plan_rows() {
       {"B200", forward, shape_of(8, 512, 16, 128, 256), {}, 1, "gates* states outputs"},
       {"A100", forward, shape_of(8, 512, 16, 128, 256), {}, 1, "gates states outputs"},
       {"A100", forward, shape_of(8, 512, 16, 128, 256, DType::float32), {}, 1, "gates states denominators outputs"},
-      {"H200", backward, paper, {}, 1, "gates STATES denominators gates GRAD_V_REVERSE GRAD_QK_REVERSE grad_gates"},
-      {"H200", backward, paper, denominators, 1, "gates STATES GRAD_V_REVERSE GRAD_QK_REVERSE grad_gates"},
-      {"H200", backward, paper, states, 1, "gates GRAD_V_REVERSE GRAD_QK_REVERSE grad_gates"},
+      {"H200", backward, paper, {}, 1, "gates STATES denominators GRAD_STATES GRAD_QKV grad_gates"},
+      {"H200", backward, paper, denominators, 1,
+       "gates GRAD_Q_FORWARD GRAD_V_REVERSE GRAD_K_REVERSE grad_gates"},
+      {"H200", backward, paper, states, 1, "gates GRAD_STATES GRAD_QKV grad_gates"},
+      {"H200", backward, shared_heads(paper), denominators, 1, "gates STATES GRAD_STATES grad_qkv grad_gates"},
       {"A100", backward, paper, {}, 1, portable_backward},
       {"RTX 4090", backward, paper, {}, 1, portable_backward},
       {"B200", backward, paper, states, 1, "gates grad_states grad_qkv grad_gates"},
@@ -111,7 +118,10 @@ std::vector<PlanRow> plan_rows() {
       {"H100 PCIe", forward, alone, {}, 14, "gates SEGMENT_TOTALS segment_scan FORWARD"},
       {"H20", forward, alone, {}, 19, "gates SEGMENT_TOTALS segment_scan FORWARD"},
       {"H200", backward, alone, states, 16,
-       "gates GRAD_SEGMENT_TOTALS grad_segment_scan GRAD_V_REVERSE GRAD_QK_REVERSE grad_gates"},
+       "gates GRAD_SEGMENT_TOTALS grad_segment_scan GRAD_STATES_V GRAD_QK grad_gates"},
+      {"H200", backward, alone, denominators, 32,
+       "gates SEGMENT_TOTALS segment_scan GRAD_Q_FORWARD GRAD_SEGMENT_TOTALS grad_segment_scan GRAD_V_REVERSE "
+       "GRAD_K_REVERSE grad_gates"},
       {"A100", forward, alone, {}, 27, "gates segment_totals segment_scan states outputs"},
       {"H200", forward, packed(alone, 8), {}, 33, "gates SEGMENT_TOTALS SEGMENT_SCAN FORWARD"},
       {"H200", step, shape_of(1, 1, 8, 256, 512), {}, 1, "step*"},
@@ -177,11 +187,13 @@ TEST(KernelTableSmall, EveryGpuPlansEveryCallWithKernelsItRuns) {
         for (const DType dtype : {DType::bfloat16, DType::float16, DType::float32, DType::float64})
           for (const std::int64_t dqk : {8, 64, 65, 128, 256, 512, 1024})
             for (const std::int64_t dhv : {8, 64, 128, 200, 256, 512, 1024}) {
-              MlstmShape shape = shape_of(2, operation == Operation::step ? 1 : 1000, 4, dqk, dhv, dtype);
-              for (const bool aligned : {true, false}) {
+              const MlstmShape own = shape_of(2, operation == Operation::step ? 1 : 1000, 4, dqk, dhv, dtype);
+              for (const Keep keep : {Keep::nothing, Keep::denominators, Keep::states})
+              for (const bool aligned : {true, false})
+              for (MlstmShape shape : {own, shared_heads(own), packed(own, 3)}) {
                 shape.aligned = aligned;
-                const Plan chosen =
-                    plan(operation, shape, {}, {.device = Device::cuda, .portable = portable, .gpu = gpu.facts});
+                const Plan chosen = plan(operation, shape, {.keep = keep},
+                                         {.device = Device::cuda, .portable = portable, .gpu = gpu.facts});
                 ASSERT_GT(chosen.launches.size(), 0) << describe(chosen);
                 EXPECT_TRUE(aligned || !needs_alignment(chosen)) << describe(chosen);
                 for (const Launch& launch : chosen.launches) {

@@ -77,6 +77,33 @@ void add_segments(std::vector<SmallCase>& all) {
           }
 }
 
+// Backward with C and dC on the chip: sequences of several checkpoints, at which <C, dC> is made, and of one; with and
+// without states at their ends; in segments; more tiles than multiprocessors.
+void add_on_chip(std::vector<SmallCase>& all) {
+  struct Row {
+    std::int64_t tokens, dqk, dhv;
+    bool states, segments;
+    std::int64_t heads = 2;
+  };
+  for (const bool packed : {false, true})
+    for (const Row& row : {Row{1300, 64, 200, true, packed},
+                           {1300, 128, 256, false, packed},
+                           {1300, 72, 136, true, packed},
+                           {330, 56, 136, false, false},
+                           {330, 128, 192, true, false},
+                           {4096, 128, 200, true, true},
+                           {4096, 8, 136, false, true, 1},
+                           {150, 72, 136, false, false, 140},
+                           {190, 64, 136, false, false, 140}}) {
+      Case c = small_case(DType::bfloat16, row.tokens, row.heads, row.dqk, row.dhv);
+      if (packed) c.cu_seqlens = {0, row.tokens / 3, row.tokens / 3, row.tokens - 10};
+      c.options = {.gate = gate_of(!packed), .keep = Keep::denominators};
+      c.initial_state = c.last_state_grad = row.states;
+      c.regime = packed ? reference::Regime::trained_like : reference::Regime::randn;
+      all.push_back({.c = c, .segments = row.segments});
+    }
+}
+
 // More tiles and states than multiprocessors: blocks have a second one, and rings go on from the first.
 void add_second_turns(std::vector<SmallCase>& all) {
   for (const DType dtype : half_types)
@@ -94,8 +121,9 @@ void add_runs(std::vector<SmallCase>& all) {
   const auto add_sequence = [&](std::int64_t length) { boundaries.push_back(boundaries.back() + length); };
   for (int round = 0; round < 12; ++round)
     for (const std::int64_t length : {1, 2, 0, 3, 4, 5, 0, 32 * (round % 2)}) add_sequence(length);
-  const auto add = [&](DType dtype, const MlstmOptions& options, bool segments, Kernels kernels) {
-    Case c = small_case(dtype, boundaries.back() + 5, 1, 64, 128);  // and padding
+  const auto add = [&](DType dtype, const MlstmOptions& options, bool segments, Kernels kernels, std::int64_t dqk = 64,
+                       std::int64_t dhv = 128) {
+    Case c = small_case(dtype, boundaries.back() + 5, 1, dqk, dhv);  // and padding
     c.cu_seqlens = boundaries;
     c.index_stride = 2;
     c.options = options;
@@ -104,10 +132,13 @@ void add_runs(std::vector<SmallCase>& all) {
   };
   const MlstmOptions exponential{}, log{.gate = InputGate::log, .normalizer = Normalizer::none};
   for (const DType dtype : half_types) add(dtype, exponential, false, Kernels::hopper);
+  const MlstmOptions on_chip{.keep = Keep::denominators};
+  add(DType::bfloat16, on_chip, false, Kernels::hopper, 72, 136);
   for (const DType dtype : all_types) add(dtype, exponential, false, Kernels::portable);
   add_sequence(1100);  // in segments, in the middle of a run
   for (const std::int64_t length : {1, 70, 0, 3}) add_sequence(length);
   for (const DType dtype : half_types) add(dtype, log, true, Kernels::hopper);
+  add(DType::bfloat16, on_chip, true, Kernels::hopper, 128, 200);
 }
 
 void add_portable(std::vector<SmallCase>& all) {
@@ -162,7 +193,8 @@ void add_steps(std::vector<SmallCase>& all) {
 
 std::vector<SmallCase> small_cases() {
   std::vector<SmallCase> all;
-  for (const auto add : {add_widths, add_norms, add_segments, add_runs, add_second_turns, add_portable, add_steps})
+  for (const auto add : {add_widths, add_norms, add_segments, add_on_chip, add_runs, add_second_turns, add_portable,
+                         add_steps})
     add(all);
   return all;
 }

@@ -15,6 +15,14 @@ __device__ __forceinline__ float2 read_float2(unsigned shared) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(shared) : "memory");
   return x;
 }
+__device__ __forceinline__ int read_int(unsigned shared) {
+  int x;
+  asm volatile("ld.shared.s32 %0, [%1];" : "=r"(x) : "r"(shared) : "memory");
+  return x;
+}
+__device__ __forceinline__ void write_int(unsigned shared, int x) {
+  asm volatile("st.shared.s32 [%0], %1;" ::"r"(shared), "r"(x) : "memory");
+}
 __device__ __forceinline__ int2 read_int2(unsigned shared) {
   int2 x;
   asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(shared) : "memory");

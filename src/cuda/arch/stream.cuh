@@ -26,6 +26,12 @@ __device__ __forceinline__ uint4 read_once(const uint4* from) {
                : "memory");
   return value;
 }
+// Through the first-level cache. In flight until the value is used.
+__device__ __forceinline__ unsigned read_word(const unsigned* from) {
+  unsigned value;
+  asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(value) : "l"(from));
+  return value;
+}
 
 __device__ __forceinline__ void write_once(float4* to, float4 value) { __stcs(to, value); }
 __device__ __forceinline__ void write_once(uint4* to, uint4 value) {

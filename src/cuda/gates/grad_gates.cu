@@ -84,14 +84,18 @@ __device__ __forceinline__ void write_gradient(const Call<Real>& call, const Chu
 
 // <C, dC> at the end of a chunk.
 //
-// Where every chunk has it (grad_states, grad_qk): a chunk says what <C, dC> is at its end: `through`, of C at its start, and what it adds itself, the sum of `outflow`.
-// So does the previous chunk, less the row - column of this one, and the next chunk, with its own row - column. C and
-// dC are rounded in each chunk anew, so a mean of the three is closer where nothing is forgotten; where much is, the
-// roundings of outflow cancel in row - column of the own chunk alone. Hence the weights: what is kept of the state in
-// between. Without a gradient of the last state the last chunk is taken at its word, which is zero; so is a chunk that
-// a sequence of a run ends with.
+// Where every chunk has a product (grad_states, grad_qk): a chunk says what <C, dC> is at its end: `through`, of C at its
+// start, and what it adds itself, the sum of `outflow`. So does the previous chunk, less the row - column of this one,
+// and the next chunk, with its own row - column. C and dC are rounded in each chunk anew, so a mean of the three is
+// closer where nothing is forgotten; where much is, the roundings of outflow cancel in row - column of the own chunk
+// alone. Hence the weights: what is kept of the state in between. Without a gradient of the last state the last chunk is
+// taken at its word, which is zero; so is a chunk that a sequence of a run ends with.
 //
 // A warp works on one head; each lane has a part of the sums.
+struct Ending {
+  double product;
+  double missing;  // what the sum of row - column over the chunk lacks
+};
 template <class Real, int Terms>
 struct ChunkEnd {
   const Call<Real>& call;
@@ -114,9 +118,10 @@ struct ChunkEnd {
       sum += of.template total<Terms>(call.sums.rows, t) - of.template total<Terms>(call.sums.columns, t);
     return sum;
   }
-  __device__ __forceinline__ double product(std::int64_t number, const Chunk& chunk, const Sums<Real>& sums) const {
-    const double part = call.stored.checkpoints != nullptr ? from_checkpoint(number, chunk) : mean(number, chunk, sums);
-    return over_warp(part);
+  __device__ __forceinline__ Ending product(std::int64_t number, const Chunk& chunk, const Sums<Real>& sums) const {
+    const Ending part =
+        call.stored.checkpoints != nullptr ? from_checkpoints(number, chunk) : Ending{mean(number, chunk, sums), 0};
+    return {over_warp(part.product), over_warp(part.missing)};
   }
 
  private:
@@ -126,43 +131,71 @@ struct ChunkEnd {
     return x;
   }
 
-  // Where <C, dC> is known at checkpoints alone, whole chunks apart, it is that of the next one, with the row - column of
-  // the chunks up to there. It is zero behind the last token of a sequence, unless the last state has a gradient.
-  __device__ __forceinline__ double from_checkpoint(std::int64_t number, const Chunk& chunk) const {
-    constexpr int apart = hopper::checkpoint / hopper::chunk;
-    double ending = 0;
-    for (std::int64_t at = number;; ++at) {
+  // Where <C, dC> is known at checkpoints alone, whole chunks apart: that of the next one, with the row - column of the
+  // tokens up to there, is what the one before says it is but for roundings, of which every chunk adds its own. So what
+  // is missing is dealt out evenly to the tokens in between.
+  static constexpr int apart = hopper::checkpoint / hopper::chunk;
+  static_assert(hopper::chunk == slab_tokens, "a warp must have all tokens of a chunk at once");
+  __device__ __forceinline__ double checkpoint(const Chunk& chunk, int own) const {
+    const Chunk& first = call.packing.chunks[chunk.first];
+    const std::int64_t number = call.dims.first_checkpoint(chunk.sequence, first.packed, hopper::checkpoint) + own;
+    double sum = 0;
+    const double* through = call.sums.through + (number * call.dims.heads + head) * through_parts;
+    for (int part = lane; part < through_parts; part += warp_size) sum += through[part];
+    return sum;
+  }
+  // Sums row - column over the tokens of a chunk: up to the first one that begins a sequence of a run, or from the last
+  // such one on. Returns whether there is none.
+  __device__ __forceinline__ bool add_change(const Chunk& of, bool to_first, double& sum) const {
+    const Sums<Real> sums = sums_of(of);
+    const int t = lane * lane_tokens;
+    const unsigned begins = first_tokens(call, of, t) & ((1U << lane_tokens) - 1);
+    const unsigned lanes = __ballot_sync(0xFFFFFFFFU, begins != 0);
+    int from = 0, to = lane_tokens;  // of this lane's tokens
+    if (lanes != 0) {
+      const int at = to_first ? __ffs(static_cast<int>(lanes)) - 1 : warp_size - 1 - __clz(static_cast<int>(lanes));
+      if (to_first)
+        to = lane < at ? lane_tokens : lane > at ? 0 : __ffs(static_cast<int>(begins)) - 1;
+      else
+        from = lane > at ? 0 : lane < at ? lane_tokens : warp_size - 1 - __clz(static_cast<int>(begins));
+    }
+    double row[lane_tokens], column[lane_tokens];
+    sums.template gather<Terms>(call.sums.rows, t, row);
+    sums.template gather<Terms>(call.sums.columns, t, column);
+#pragma unroll
+    for (int x = 0; x < lane_tokens; ++x)
+      if (x >= from && x < to) sum += row[x] - column[x];
+    return lanes == 0;
+  }
+  // This lane's part.
+  __device__ __forceinline__ Ending from_checkpoints(std::int64_t number, const Chunk& chunk) const {
+    double after = 0, before = 0;
+    int later = 0, earlier = 0;  // chunks up to the next checkpoint, and from the last one on with this one
+    for (std::int64_t at = number;; ++at, ++later) {
       const Chunk next = at + 1 < call.dims.chunk_count ? call.packing.chunks[at + 1] : Chunk{};
       const bool has_next = next.length > 0 && next.first == chunk.first;
-      if (has_next ? (at + 1 - chunk.first) % apart == 0 : call.carried.dC_last.data != nullptr) {
-        const double* through = call.sums.through + (at * call.dims.heads + head) * through_parts;
-        for (int part = lane; part < through_parts; part += warp_size) ending += through[part];
-        return ending;
-      }
-      if (!has_next || !add_change(next, ending)) return ending;
+      const int chunks = static_cast<int>(at + 1 - chunk.first);
+      if (has_next ? chunks % apart == 0 : call.carried.dC_last.data != nullptr)
+        after += checkpoint(chunk, (chunks + apart - 1) / apart);
+      else if (has_next && add_change(next, true, after))
+        continue;
+      break;
     }
-  }
-  // Adds the row - column of a chunk, up to the first token that begins a sequence of a run. Returns whether there is
-  // none.
-  __device__ __forceinline__ bool add_change(const Chunk& of, double& sum) const {
-    const Sums<Real> sums = sums_of(of);
-    for (int slab = 0; slab < of.length; slab += slab_tokens) {
-      const int t = slab + lane * lane_tokens;
-      const unsigned own = first_tokens(call, of, t) & ((1U << lane_tokens) - 1);
-      const unsigned begin = __ballot_sync(0xFFFFFFFFU, own != 0);
-      const int first_lane = begin == 0 ? warp_size : __ffs(static_cast<int>(begin)) - 1;
-      if (lane <= first_lane) {
-        double row[lane_tokens], column[lane_tokens];
-        sums.template gather<Terms>(call.sums.rows, t, row);
-        sums.template gather<Terms>(call.sums.columns, t, column);
-        const int tokens = lane == first_lane ? __ffs(static_cast<int>(own)) - 1 : lane_tokens;
-#pragma unroll
-        for (int x = 0; x < lane_tokens; ++x)
-          if (x < tokens) sum += row[x] - column[x];
+    for (std::int64_t at = number;; --at) {
+      // The sequence begins inside of its run: there is nothing before it. A chunk with several is left as it is.
+      if (!add_change(call.packing.chunks[at], false, before)) {
+        if (at == number) return {after, 0};
+        ++earlier;
+        break;
       }
-      if (begin != 0) return false;
+      ++earlier;
+      const int chunks = static_cast<int>(at - chunk.first);
+      if (chunks % apart != 0) continue;
+      if (chunks > 0 || call.carried.C0.data != nullptr) before -= checkpoint(chunk, chunks / apart);
+      break;
     }
-    return true;
+    const double missing = (-before - after) / (later + earlier);
+    return {after + later * missing, missing};
   }
 
   // This lane's part of the mean of three.
@@ -238,7 +271,9 @@ __global__ void __launch_bounds__(threads, sizeof(Real) == 8 ? 2 : 3)
   const int head = min(first_head + warp, call.dims.heads - 1);
   const ChunkEnd<Real, Terms> end{call, head, lane, parts, through_parts};
   const Sums<Real> sums = end.sums_of(chunk);
-  double beyond = end.product(number, chunk, sums);
+  const Ending ending = end.product(number, chunk, sums);
+  double beyond = ending.product;
+  const float missing = static_cast<float>(ending.missing) / static_cast<float>(chunk.length);  // from token to token
   for (int start = (chunk.length - 1) / slab_tokens * slab_tokens; start >= 0; start -= slab_tokens) {
     const int t = start + lane * lane_tokens;
     double row[lane_tokens], column[lane_tokens];
@@ -251,7 +286,8 @@ __global__ void __launch_bounds__(threads, sizeof(Real) == 8 ? 2 : 3)
     for (int x = 0; x < lane_tokens; ++x) {
       dlogi.of[warp][lane * lane_tokens + x] = static_cast<Real>(column[x]);
       // The forget gate of a first token decays nothing.
-      dlogf.of[warp][lane * lane_tokens + x] = (begins >> x & 1) != 0 ? Real{0} : static_cast<Real>(suffixes.sum[x]);
+      dlogf.of[warp][lane * lane_tokens + x] =
+          (begins >> x & 1) != 0 ? Real{0} : static_cast<Real>(suffixes.sum[x] + missing * (chunk.length - t - x));
     }
     beyond = suffixes.of_slab;
     __syncthreads();

@@ -82,33 +82,23 @@ struct DqkPartial {
   static constexpr int o_floats = token_block * C::columns, floats = o_floats + token_block;
 };
 
-// dQ and dK: the rows of a token block, as the load warp hands them to the outputs. token: of the axis of all rows of the
-// batch.
+// dQ and dK: the rows of a token block, as the load warp hands them to the outputs.
 struct RowPlace {
-  int token, inside, head, tile;
+  int sequence, token;  // of the batch and the first token in it; packed: 0 and the token
+  int head;
+  int inside_and_tile;  // rows that there are, and the tile from bit 8 on
 
   __device__ __forceinline__ void write(unsigned place) const {
     arch::write_quad(place + PlaceOffsets::rows,
-                     {static_cast<unsigned>(token), static_cast<unsigned>(inside), static_cast<unsigned>(head),
-                      static_cast<unsigned>(tile)});
+                     {static_cast<unsigned>(sequence), static_cast<unsigned>(token), static_cast<unsigned>(head),
+                      static_cast<unsigned>(inside_and_tile)});
   }
   __device__ __forceinline__ static RowPlace read(unsigned place) {
     const uint4 x = arch::read_quad(place + PlaceOffsets::rows);
     return {static_cast<int>(x.x), static_cast<int>(x.y), static_cast<int>(x.z), static_cast<int>(x.w)};
   }
-};
-// The checkpoint before a token block in the order of time: the number of its state, or -1 where there is none; that of
-// <C, dC>.
-struct CheckpointPlace {
-  int state, product;
-
-  __device__ __forceinline__ void write(unsigned place) const {
-    arch::write_int2(place + PlaceOffsets::checkpoint, {state, product});
-  }
-  __device__ __forceinline__ static CheckpointPlace read(unsigned place) {
-    const int2 x = arch::read_int2(place + PlaceOffsets::checkpoint);
-    return {x.x, x.y};
-  }
+  [[nodiscard]] __device__ __forceinline__ int inside() const { return inside_and_tile & 255; }
+  [[nodiscard]] __device__ __forceinline__ int tile() const { return inside_and_tile >> 8; }
 };
 
 // What every thread of a CTA knows.
@@ -184,31 +174,29 @@ struct Cta {
   __device__ __forceinline__ bool is_last_wanted(const Item& it, int block) const {
     if (!C::skips_last) return true;
     if (C::reverse ? block > it.low : block + 1 < it.high) return true;
-    if (C::grad_qk && !C::reverse && is_checkpoint(it, it.high)) return true;
+    if (C::grad_qk && (C::reverse ? it.low == 0 : it.high == it.chunks) && is_checkpoint(it, C::reverse ? 0 : it.high))
+      return true;
     return call.carried.C_last.data != nullptr && (C::reverse ? block == 0 : it.high == it.chunks);
   }
 
-  // dQ and dK: whether <C, dC> is taken at the start of a token block, or at the end of the last one.
+  // dQ and dK: whether <C, dC> is made at the start of a token block, or at the end of the last one. At the ends of a
+  // sequence it is zero, unless a caller gives a state or its gradient.
   __device__ __forceinline__ bool is_checkpoint(const Item& it, int block) const {
+    if (block == 0) return (C::reverse ? call.carried.C_last : call.carried.C0).data != nullptr;
     if (block == it.chunks) return call.carried.dC_last.data != nullptr;
-    return block > 0 && block % checkpoint_blocks == 0;
+    return block % checkpoint_blocks == 0;
   }
   static constexpr int checkpoint_bytes = 64 * C::dqk_panels * C::columns * 2;
   __device__ __forceinline__ std::byte* checkpoint_state(int number) const {
     return static_cast<std::byte*>(call.stored.checkpoints) + static_cast<std::int64_t>(number) * checkpoint_bytes;
   }
-  __device__ __forceinline__ CheckpointPlace checkpoint_place(const Item& it, int block) const {
-    constexpr int blocks = chunk_tokens / token_block;
-    int number = (block - 1) / checkpoint_blocks, chunk = (block - 1) / blocks;
-    if constexpr (C::packed) {
-      number += it.start / (checkpoint_blocks * token_block) + it.sequence;
-      chunk += it.first_chunk_number(chunk_tokens);
-    } else {
-      number += it.sequence * ((it.chunks + checkpoint_blocks - 1) / checkpoint_blocks);
-      chunk += it.sequence * ((it.chunks + blocks - 1) / blocks);
-    }
-    return {(number * call.dims.heads + it.head) * work.column_tiles + it.tile,
-            (chunk * call.dims.heads + it.head) * work.column_tiles + it.tile};
+  // Its number, with the heads and tiles.
+  __device__ __forceinline__ int checkpoint(const Item& it, int block) const {
+    std::int64_t start = 0;
+    if constexpr (C::packed) start = it.start;
+    const auto first = static_cast<int>(call.dims.first_checkpoint(it.sequence, start, hopper::checkpoint));
+    const int own = (block + checkpoint_blocks - 1) / checkpoint_blocks;
+    return ((first + own) * call.dims.heads + it.head) * work.column_tiles + it.tile;
   }
 
   // Whether the state before a token block, in the order of time, is kept: C at the start of a chunk, dC at its end.

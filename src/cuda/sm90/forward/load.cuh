@@ -113,21 +113,22 @@ struct Load {
     return C::packed ? at.token - at.item.map_token(cta.call) : at.token;
   }
   __device__ __forceinline__ void place_rows(const Place& at, unsigned to) const {
-    const int token = first_token(at), inside = static_cast<int>(at.item.tokens(cta.call)) - token;
+    const int token = first_token(at);
+    const int inside = min(static_cast<int>(at.item.tokens(cta.call)) - token, token_block);
     if constexpr (C::packed)
-      RowPlace{at.item.start + token, inside, at.item.head, at.item.tile}.write(to);
+      RowPlace{0, at.item.start + token, at.item.head, inside | at.item.tile << 8}.write(to);
     else
-      RowPlace{at.item.sequence * static_cast<int>(cta.call.dims.tokens) + token, inside, at.item.head, at.item.tile}
-          .write(to);
+      RowPlace{at.item.sequence, token, at.item.head, inside | at.item.tile << 8}.write(to);
   }
+  // The checkpoint before a token block in the order of time; -1: there is none.
   __device__ __forceinline__ void place_checkpoint(const Place& at, unsigned to) const {
     const int block = first_token(at) / token_block + (C::reverse ? 1 : 0);
-    CheckpointPlace place{-1, 0};
+    int checkpoint = -1;
     if (cta.is_checkpoint(at.item, block)) {
-      place = cta.checkpoint_place(at.item, block);
-      if (C::reverse) arch::prefetch(cta.checkpoint_state(place.state), Cta<C>::checkpoint_bytes);
+      checkpoint = cta.checkpoint(at.item, block);
+      if (C::reverse) arch::prefetch(cta.checkpoint_state(checkpoint), Cta<C>::checkpoint_bytes);
     }
-    place.write(to);
+    arch::write_int(to + PlaceOffsets::checkpoint, checkpoint);
   }
   // Rows of q or k, which the outputs read from global memory when they have theirs.
   __device__ __forceinline__ void prefetch_factors(const Place& at) const {

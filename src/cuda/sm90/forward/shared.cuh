@@ -26,7 +26,7 @@ struct GateOffsets {
 // dQ and dK: which token block it is. Bytes from Shared::place(slot) on.
 struct PlaceOffsets {
   static constexpr int rows = 0;         // int4, which comes and goes with Q: see RowPlace
-  static constexpr int checkpoint = 16;  // int2, with V: see CheckpointPlace
+  static constexpr int checkpoint = 16;  // int, with V: see Load::place_checkpoint
   static constexpr int bytes = 32;
 };
 // Its denominators, on their way to global memory: bytes from Shared::denominators(slot) on.
@@ -36,9 +36,10 @@ struct DenominatorOffsets {
   static constexpr int bytes = slope + 4 * token_block;
 };
 
-// Named barriers. H of a token block is staged in a slot of Q, and each slot has a barrier of its own: output warps
-// only arrive there, and may be done with their next token block before the store warp has come for this one. The next
-// one in the same slot cannot come: its Q is loaded when H has left.
+// Named barriers. H of a token block is staged in a slot of Q, and each slot has a barrier of its own for each output
+// warpgroup. Output warps only arrive there, and may be done with their next token block before their store warp has come
+// for this one; the next one in the same slot cannot come, since its Q is loaded when H has left. Nor may the store warp
+// of one warpgroup wait where that of the other does: with three slots both come to the same one.
 enum NamedBarrier : int { cta_barrier, output_barrier, state_barrier = output_barrier + 2, staged_barrier };
 
 // Shared memory from a 1,024-byte boundary on.
@@ -92,6 +93,11 @@ struct Shared {
   static_assert(bytes <= cta_shared_bytes, "shared memory of a CTA must be at most cta_shared_bytes");
 
   unsigned base;
+
+  __device__ __forceinline__ static int staged(int slot, int warpgroup) {
+    return staged_barrier + slot + slots * warpgroup;
+  }
+  static_assert(staged_barrier + slots * C::output_warpgroups <= 16, "a CTA must have at most 16 named barriers");
 
   __device__ __forceinline__ unsigned q(int slot) const { return base + Offset::q + slot * q_bytes; }
   __device__ __forceinline__ unsigned k(int slot) const { return base + Offset::k + slot * part_bytes; }

@@ -62,7 +62,7 @@ struct State {
         }
         arch::wait(cta.shared.k_full(k.slot), k.phase);
         arch::wait(cta.shared.v_full(ring.slot), ring.phase);
-        if constexpr (C::grad_qk) pass_checkpoint(CheckpointPlace::read(cta.shared.place(ring.slot)), held);
+        if constexpr (C::grad_qk) pass_checkpoint(arch::read_int(cta.shared.place(ring.slot) + PlaceOffsets::checkpoint), held);
         if (!cta.is_last_wanted(it, block)) {  // K and V are loaded again only when all their readers have arrived
           if (arch::arrives(here(lane).lane == 0)) {
             arch::arrive(cta.shared.k_empty(k.slot));
@@ -73,12 +73,7 @@ struct State {
         add(k, ring, lane, held);
       }
       undo_scale16(held);
-      if constexpr (C::grad_qk && !C::reverse) {
-        if (it.high == it.chunks && cta.is_checkpoint(it, it.high)) {
-          const Item now = again(it);
-          pass_checkpoint(cta.checkpoint_place(now, now.high), held);
-        }
-      }
+      if constexpr (C::grad_qk) pass_last_checkpoint(again(it), held);
       finish(again(it), lane, held);
     });
     if (C::state_keeps_states && lane.lane == 0) arch::wait_stores<0>();
@@ -291,23 +286,38 @@ struct State {
   // dQ and dK: C in 16 bits, as the threads hold it, is left at checkpoints, for <C, dC> there. The same threads of the
   // kernel in reverse time have the same numbers of dC.
   static constexpr int eights = panels * C::columns / 16;  // of a thread
-  __device__ __forceinline__ void pass_checkpoint(const CheckpointPlace& place, const Held& held) const {
-    if (place.state < 0) return;
-    auto* state = reinterpret_cast<uint4*>(cta.checkpoint_state(place.state)) + Part * (eights * warpgroup_threads) +
+  __device__ __forceinline__ void pass_checkpoint(int number, const Held& held) const {
+    if (number < 0) return;
+    auto* state = reinterpret_cast<uint4*>(cta.checkpoint_state(number)) + Part * (eights * warpgroup_threads) +
                   threadIdx.x % warpgroup_threads;
-    float sum = 0;
+    const auto own = [&](int x) { return held.c.c[x / (C::columns / 16)] + x % (C::columns / 16) * 8; };
+    if constexpr (C::reverse) {
+      constexpr int at_once = 4;  // in flight
+      float sum = 0;
 #pragma unroll
-    for (int x = 0; x < eights; ++x) {
-      const float* c = held.c.c[x / (C::columns / 16)] + x % (C::columns / 16) * 8;
-      if constexpr (C::reverse) {
-        sum += product_with(c, arch::read_once(state + x * warpgroup_threads));
-      } else {
+      for (int first = 0; first < eights; first += at_once) {
+        uint4 other[at_once];
+#pragma unroll
+        for (int x = 0; x < at_once; ++x) other[x] = arch::read_once(state + (first + x) * warpgroup_threads);
+#pragma unroll
+        for (int x = 0; x < at_once; ++x) sum += product_with(own(first + x), other[x]);
+      }
+      leave_product(number, sum);
+    } else {
+#pragma unroll
+      for (int x = 0; x < eights; ++x) {
+        const float* c = own(x);
         // Pairs in the other order: otherwise ptxas keeps those of `publish`, in registers that are not there.
         const auto pack = [&](int e) { return arch::pack(float2{c[e + 1], c[e]}, T{}); };
         arch::write_once(state + x * warpgroup_threads, {pack(0), pack(2), pack(4), pack(6)});
       }
     }
-    if constexpr (C::reverse) leave_product(place.product, sum);
+  }
+  // The one at the end of a sequence, or in reverse time at its start.
+  __device__ __forceinline__ void pass_last_checkpoint(const Item& it, const Held& held) const {
+    const int block = C::reverse ? 0 : it.high;
+    if ((C::reverse ? it.low == 0 : it.high == it.chunks) && cta.is_checkpoint(it, block))
+      pass_checkpoint(cta.checkpoint(it, block), held);
   }
   __device__ __forceinline__ static float product_with(const float* c, const uint4& other) {
     const auto two = [&](int e, std::uint32_t pair) {
@@ -317,13 +327,13 @@ struct State {
     return (two(0, other.x) + two(2, other.y)) + (two(4, other.z) + two(6, other.w));
   }
   // This thread's part of <C, dC>.
-  __device__ __forceinline__ void leave_product(int product, float sum) const {
+  __device__ __forceinline__ void leave_product(int checkpoint, float sum) const {
 #pragma unroll
     for (int offset = warp_threads / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xFFFFFFFFU, sum, offset);
     const Lane here = Lane::again();
     if (here.lane != 0) return;
     constexpr int warps = C::state_warpgroups * hopper::warps;
-    cta.call.sums.through[static_cast<std::int64_t>(product) * warps + Part * hopper::warps + here.warp] = sum;
+    cta.call.sums.through[static_cast<std::int64_t>(checkpoint) * warps + Part * hopper::warps + here.warp] = sum;
   }
 
   // From the totals of the segments before, or the initial state, or zero.

@@ -26,7 +26,7 @@ struct Store {
         c_phase ^= 1;
         keep_state(it, block, warpgroup);
       }
-      arch::named_wait(staged_barrier + ring.slot, warpgroup_threads + warp_threads);
+      arch::named_wait(Shared<C>::staged(ring.slot, warpgroup), warpgroup_threads + warp_threads);
       if (!C::few_registers && keeps_denominators(it))
         store_denominators(it, block, cta.shared.denominators(ring.slot));
       if (lane == 0 && C::dqk_part != DqkPart::first) store_h(it, block, ring.slot);

@@ -53,6 +53,7 @@ inline Call<float> twin_of_grad_k(const Call<float>& call) {
   twin.tensors.k = call.tensors.dh;
   twin.tensors.v = call.tensors.q;
   twin.tensors.h = call.tensors.dk;
+  twin.carried.C_last = call.carried.C0;  // only whether there is one: <C, dC> of the initial state
   twin.sums.rows = call.sums.columns;
   return twin;
 }

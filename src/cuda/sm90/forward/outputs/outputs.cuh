@@ -61,14 +61,18 @@ struct Output {
       make_wide(b, o, rows);
     else
       make_plain(b, o, rows);
+    read_factors<1>(b, rows);
+    add_products<0, C>(o, rows);
     __syncwarp();  // all lanes have read the gates
     if (arch::arrives(b.here().lane == 0)) arch::arrive(cta.shared.v_empty(ring.slot));
     if constexpr (C::dqk_part == DqkPart::first)
       leave_partial(b, o, rows);
     else
       stage(b, o, rows);
-    sum_rows(b, rows);
-    arch::named_arrive(staged_barrier + ring.slot, warpgroup_threads + warp_threads);  // this warpgroup has read Q
+    add_products<1, C>(o, rows);
+    write_row_sums(b, rows);
+    // This warpgroup has read Q.
+    arch::named_arrive(Shared<C>::staged(ring.slot, warpgroup), warpgroup_threads + warp_threads);
   }
 
   // H, rounded, where Q was.

@@ -12,7 +12,7 @@ __device__ __forceinline__ void finish_plain(const TokenBlock<C>& b, Outputs<C>&
                                              const float (&sums)[2], const float (&qn)[2]) {
   if constexpr (C::n_in_state_product) set_factors(b, rows, sums, qn, b.lane);
   undo_scale16(rows);
-  read_factors(b, rows);
+  read_factors<0>(b, rows);
   arch::products_wait<0>();
   arch::pin(o);
 }

@@ -45,11 +45,12 @@ struct TokenBlock {
   }
 };
 
-// dQ and dK: a thread's part of two rows of q or k, 16 bytes of every 64.
+// dQ and dK: of two rows of q or k what a thread has of O, in two halves, and the products with O.
 template <class C>
 struct RowFactors {
-  static constexpr int pieces = C::columns / 32;
-  uint4 row[2][pieces];
+  static constexpr int eights = C::columns / 16;
+  std::uint32_t pairs[2][eights][2];
+  float sums[2];
 };
 struct NoFactors {};
 

@@ -14,7 +14,7 @@ __device__ __forceinline__ void finish_wide(const TokenBlock<C>& b, Outputs<C>& 
   undo_scale16(rows);
   OPiece<C> first;
   if constexpr (C::dqk_part == DqkPart::last) first.read(b, 0);
-  read_factors(b, rows);
+  read_factors<0>(b, rows);
   arch::products_wait<0>();
   arch::pin(o);
   if constexpr (C::dqk_part == DqkPart::last) {
