@@ -120,17 +120,16 @@ struct Config {
   static constexpr int split_steps = scaled || reverse || grad_qk ? 0 : dqk_part == DqkPart::all ? 1 : 4;
 
   // Keys are weighted in pairs where n or a second term of keys comes with them; with 64 rows that spills.
-  static constexpr bool two_terms = keeps_states || grad_qk;  // df needs the state to more digits than H does
   static constexpr bool paired_weights =
-      !scaled && !grad_qk && (split_state ? normalized || two_terms : two_terms && dqk_panels == 2);
+      !scaled && (split_state ? normalized || keeps_states : keeps_states && dqk_panels == 2);
   static constexpr bool one_panel = paired_weights || split_state || dqk_panels == 1 || (scaled && packed);
   static constexpr TileConfig tile{.row_panels = part_panels,
                                    .columns = columns,
-                                   .terms = !two_terms       ? KeyTerms::one
+                                   .terms = !keeps_states    ? KeyTerms::one
                                             : paired_weights ? KeyTerms::two
                                                              : KeyTerms::two_in_turn,
                                    .panels_at_once = one_panel ? 1 : 2,
-                                   .operand_sets = (paired_weights || split_state) && !two_terms && !scaled ? 3 : 2,
+                                   .operand_sets = (paired_weights || split_state) && !keeps_states && !scaled ? 3 : 2,
                                    .paired_weights = paired_weights,
                                    .sums_n = !reverse && !grad_qk,
                                    .reads_ahead = factored};
