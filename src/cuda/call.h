@@ -85,8 +85,8 @@ struct Dims {
         static_cast<std::int64_t>(static_cast<unsigned>(start) / static_cast<unsigned>(segment_tokens()));
     return (first + segment) * heads + head;
   }
-  // Checkpoints of Hopper's backward: at the start of a sequence, every `apart` tokens, and at its end. The number of the
-  // first one of the sequence that begins at `start`.
+  // Checkpoints of Hopper's backward: at the start of a sequence, every `apart` tokens, and at its end. The number of
+  // the first one of the sequence that begins at `start`.
   [[nodiscard]] __host__ __device__ std::int64_t first_checkpoint(int sequence, std::int64_t start, int apart) const {
     return chunks_per_row > 0 ? sequence * ((tokens + apart - 1) / apart + 1) : start / apart + 2 * sequence;
   }
@@ -173,14 +173,14 @@ struct GateVectors {
 // Scratch that holds states, or what becomes of them.
 template <class Real>
 struct StoredStates {
-  void* C;          // [chunk_count,H,dqk,padded dhv] C at chunk starts, in the stored type
-  void* dC;         // the same for dC at chunk ends
+  void* C;            // [chunk_count,H,dqk,padded dhv] C at chunk starts, in the stored type
+  void* dC;           // the same for dC at chunk ends
   void* checkpoints;  // [checkpoints,H,...] C of Hopper's grad_q_forward, in the order of its threads
-  void* n;          // [chunk_count,H,dqk] double, float for 16-bit types
-  Real* dn;         // [chunk_count,H,dqk]
-  double* n_work;   // [chunk_count,H,dqk] n in progress; only for dqk above 256
-  Real* segment_C;  // [N,H,segments * pieces,dqk,padded dhv]; only with several segments. Or [boundaries(),...]
-  void* segment_n;  // [N,H,segments * pieces,dqk] in the type of n
+  void* n;            // [chunk_count,H,dqk] double, float for 16-bit types
+  Real* dn;           // [chunk_count,H,dqk]
+  double* n_work;     // [chunk_count,H,dqk] n in progress; only for dqk above 256
+  Real* segment_C;    // [N,H,segments * pieces,dqk,padded dhv]; only with several segments. Or [boundaries(),...]
+  void* segment_n;    // [N,H,segments * pieces,dqk] in the type of n
   // [chunk_count,H,tiles of a state] what Hopper's kernels multiply C and dC of float16 by to undo their scale
   float* inverse_scale_C;
   float* inverse_scale_dC;

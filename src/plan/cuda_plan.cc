@@ -19,8 +19,8 @@ struct Choice {
   bool hopper = false;         // and they run
   bool grad_qkv = false;       // backward: the gradients of q, k, v by Hopper's kernels too
   bool grad_states_v = false;  // backward: dC and dV by one kernel
-  bool on_chip = false;        // backward: dQ, dV and dK by a kernel each, with C or dC on the chip, which stores no states
-  bool norms = false;          // backward: the exact gradient of the normalizer, or one of the last n
+  bool on_chip = false;  // backward: dQ, dV and dK by a kernel each, with C or dC on the chip, which stores no states
+  bool norms = false;    // backward: the exact gradient of the normalizer, or one of the last n
 };
 
 // Tokens of a packed sequence, on average.

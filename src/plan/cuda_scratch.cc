@@ -79,9 +79,8 @@ class Writer {
 
   // Of all heads, as Dims::first_checkpoint counts them.
   [[nodiscard]] std::int64_t checkpoints() const {
-    const std::int64_t count = shape_.packed
-                                   ? shape_.tokens / hopper::checkpoint + 2 * sequences_
-                                   : shape_.sequences * (ceil_div(shape_.tokens, hopper::checkpoint) + 1);
+    const std::int64_t count = shape_.packed ? shape_.tokens / hopper::checkpoint + 2 * sequences_
+                                             : shape_.sequences * (ceil_div(shape_.tokens, hopper::checkpoint) + 1);
     return count * shape_.heads;
   }
 
@@ -215,9 +214,7 @@ std::int64_t through_parts(const Plan& plan) {
   return ceil_div(shape.dqk, tile_rows) * ceil_div(shape.dhv, tile_columns(shape.dtype)) * warps_of_a_cta;
 }
 
-std::int64_t sum_parts(const Plan& plan) {
-  return ceil_div(plan.shape.dqk, tile_columns(plan.shape.dtype));
-}
+std::int64_t sum_parts(const Plan& plan) { return ceil_div(plan.shape.dqk, tile_columns(plan.shape.dtype)); }
 
 std::int64_t trace_parts(const Plan& plan) {
   const bool from_grad_qk =

@@ -92,8 +92,7 @@ std::vector<PlanRow> plan_rows() {
       {"A100", forward, shape_of(8, 512, 16, 128, 256), {}, 1, "gates states outputs"},
       {"A100", forward, shape_of(8, 512, 16, 128, 256, DType::float32), {}, 1, "gates states denominators outputs"},
       {"H200", backward, paper, {}, 1, "gates STATES denominators GRAD_STATES GRAD_QKV grad_gates"},
-      {"H200", backward, paper, denominators, 1,
-       "gates GRAD_Q_FORWARD GRAD_V_REVERSE GRAD_K_REVERSE grad_gates"},
+      {"H200", backward, paper, denominators, 1, "gates GRAD_Q_FORWARD GRAD_V_REVERSE GRAD_K_REVERSE grad_gates"},
       {"H200", backward, paper, states, 1, "gates GRAD_STATES GRAD_QKV grad_gates"},
       {"H200", backward, shared_heads(paper), denominators, 1, "gates STATES GRAD_STATES grad_qkv grad_gates"},
       {"A100", backward, paper, {}, 1, portable_backward},
@@ -189,22 +188,22 @@ TEST(KernelTableSmall, EveryGpuPlansEveryCallWithKernelsItRuns) {
             for (const std::int64_t dhv : {8, 64, 128, 200, 256, 512, 1024}) {
               const MlstmShape own = shape_of(2, operation == Operation::step ? 1 : 1000, 4, dqk, dhv, dtype);
               for (const Keep keep : {Keep::nothing, Keep::denominators, Keep::states})
-              for (const bool aligned : {true, false})
-              for (MlstmShape shape : {own, shared_heads(own), packed(own, 3)}) {
-                shape.aligned = aligned;
-                const Plan chosen = plan(operation, shape, {.keep = keep},
-                                         {.device = Device::cuda, .portable = portable, .gpu = gpu.facts});
-                ASSERT_GT(chosen.launches.size(), 0) << describe(chosen);
-                EXPECT_TRUE(aligned || !needs_alignment(chosen)) << describe(chosen);
-                for (const Launch& launch : chosen.launches) {
-                  const KernelRow& kernel = row_of(launch);
-                  EXPECT_TRUE(kernel.takes(shape)) << describe(chosen);
-                  EXPECT_LE(most_shared_bytes(kernel.needs), gpu.facts.shared_bytes) << describe(chosen);
-                  EXPECT_TRUE(kernel.needs != Needs::clusters || gpu.facts.capability >= 90) << describe(chosen);
-                  EXPECT_TRUE(kernel.needs != Needs::sm90a || (gpu.facts.capability == 90 && !portable))
-                      << describe(chosen);
-                }
-              }
+                for (const bool aligned : {true, false})
+                  for (MlstmShape shape : {own, shared_heads(own), packed(own, 3)}) {
+                    shape.aligned = aligned;
+                    const Plan chosen = plan(operation, shape, {.keep = keep},
+                                             {.device = Device::cuda, .portable = portable, .gpu = gpu.facts});
+                    ASSERT_GT(chosen.launches.size(), 0) << describe(chosen);
+                    EXPECT_TRUE(aligned || !needs_alignment(chosen)) << describe(chosen);
+                    for (const Launch& launch : chosen.launches) {
+                      const KernelRow& kernel = row_of(launch);
+                      EXPECT_TRUE(kernel.takes(shape)) << describe(chosen);
+                      EXPECT_LE(most_shared_bytes(kernel.needs), gpu.facts.shared_bytes) << describe(chosen);
+                      EXPECT_TRUE(kernel.needs != Needs::clusters || gpu.facts.capability >= 90) << describe(chosen);
+                      EXPECT_TRUE(kernel.needs != Needs::sm90a || (gpu.facts.capability == 90 && !portable))
+                          << describe(chosen);
+                    }
+                  }
             }
 }
 

@@ -52,7 +52,7 @@ def test_a_layer_hands_it_on(monkeypatch):
 
 # ---------------------------------------------------------------- plans of GPUs that are not here
 def test_states_are_not_made_again():
-    shape = {"batch": 8, "tokens": 8192, "heads": 16, "dqk": 128, "dhv": 256, "dtype": "bfloat16"}
+    shape = {"batch": 8, "tokens": 8192, "heads": 8, "dqk": 256, "dhv": 512, "dtype": "bfloat16"}
     plans = {
         keep: info.describe("backward", **shape, device="cuda", keep=keep, gpu="H200").splitlines()
         for keep in ("denominators", "states")

@@ -22,6 +22,10 @@ FORWARD = (
     "tfla::cuda::sm90::forward::Options{{2, 128, true, (tfla::Keep){}, false, (tfla::cuda::Time){}, "
     "(tfla::cuda::sm90::forward::DqkPart)0, {}}}> >(...)"
 )
+MANGLED_FORWARD = (
+    SM90 + "7forward14forward_kernelINS2_6ConfigI13__nv_bfloat16XtlNS2_7OptionsELi4ELi128ELb0ELNS_4KeepE0E"
+    "Lb0ELNS0_4TimeE1ELNS2_7DqkPartE0ELb1EEEEEEEv"
+)
 GRAD_QK = SM90 + "7grad_qk14grad_qk_kernelINS2_6ConfigI13__nv_bfloat16XtlNS2_7OptionsELb{}ELb0EEEEEEEv"
 PORTABLE = "void tfla::cuda::(anonymous namespace)::{}_kernel<__nv_bfloat16, {}>(tfla::cuda::Call<float>, int)"
 
@@ -40,7 +44,7 @@ PORTABLE = "void tfla::cuda::(anonymous namespace)::{}_kernel<__nv_bfloat16, {}>
         (FORWARD.format(2, 1, "false"), "grad_states_v"),
         (FORWARD.format(0, 0, "true"), "grad_q_forward"),
         (FORWARD.format(0, 1, "true"), "grad_k_reverse"),
-        (SM90 + "7forward14forward_kernelINS2_6ConfigI13__nv_bfloat16XtlNS2_7OptionsELi4ELi128ELb0ELNS_4KeepE0ELb0ELNS0_4TimeE1ELNS2_7DqkPartE0ELb1EEEEEEEv", "grad_k_reverse"),
+        (MANGLED_FORWARD, "grad_k_reverse"),
         (GRAD_QK.format(0), "grad_qk"),
         (GRAD_QK.format(1), "grad_qk_norm"),
         (SM90 + "14grad_qkv_small21grad_qkv_small_kernelINS2_6ConfigIXtlNS2_7OptionsELi64ELb1E", "grad_qkv_small"),

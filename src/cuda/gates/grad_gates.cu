@@ -84,12 +84,12 @@ __device__ __forceinline__ void write_gradient(const Call<Real>& call, const Chu
 
 // <C, dC> at the end of a chunk.
 //
-// Where every chunk has a product (grad_states, grad_qk): a chunk says what <C, dC> is at its end: `through`, of C at its
-// start, and what it adds itself, the sum of `outflow`. So does the previous chunk, less the row - column of this one,
-// and the next chunk, with its own row - column. C and dC are rounded in each chunk anew, so a mean of the three is
-// closer where nothing is forgotten; where much is, the roundings of outflow cancel in row - column of the own chunk
-// alone. Hence the weights: what is kept of the state in between. Without a gradient of the last state the last chunk is
-// taken at its word, which is zero; so is a chunk that a sequence of a run ends with.
+// Where every chunk has a product (grad_states, grad_qk): a chunk says what <C, dC> is at its end: `through`, of C at
+// its start, and what it adds itself, the sum of `outflow`. So does the previous chunk, less the row - column of this
+// one, and the next chunk, with its own row - column. C and dC are rounded in each chunk anew, so a mean of the three
+// is closer where nothing is forgotten; where much is, the roundings of outflow cancel in row - column of the own chunk
+// alone. Hence the weights: what is kept of the state in between. Without a gradient of the last state the last chunk
+// is taken at its word, which is zero; so is a chunk that a sequence of a run ends with.
 //
 // A warp works on one head; each lane has a part of the sums.
 struct Ending {

@@ -12,6 +12,10 @@
 
 namespace tfla::cuda::sm90 {
 
+[[noreturn]] inline void throw_unknown_launch() {
+  throw InvalidArgument("tfla: plan has a launch that this build does not know; plan these arguments again");
+}
+
 // A row of the table as a type.
 template <std::size_t Index>
 struct TableRow {
@@ -40,8 +44,7 @@ void with_row(TileSize tile, const Launch& launch) {
     return (is_launched(std::integral_constant<std::size_t, Index>{}) || ...);
   }
   (std::make_index_sequence<kernel_table.size()>{});
-  if (!found)
-    throw InvalidArgument("tfla: plan has a launch that this build does not know; plan these arguments again");
+  if (!found) throw_unknown_launch();
 }
 
 }  // namespace tfla::cuda::sm90

@@ -89,9 +89,8 @@ struct RowPlace {
   int inside_and_tile;  // rows that there are, and the tile from bit 8 on
 
   __device__ __forceinline__ void write(unsigned place) const {
-    arch::write_quad(place + PlaceOffsets::rows,
-                     {static_cast<unsigned>(sequence), static_cast<unsigned>(token), static_cast<unsigned>(head),
-                      static_cast<unsigned>(inside_and_tile)});
+    arch::write_quad(place + PlaceOffsets::rows, {static_cast<unsigned>(sequence), static_cast<unsigned>(token),
+                                                  static_cast<unsigned>(head), static_cast<unsigned>(inside_and_tile)});
   }
   __device__ __forceinline__ static RowPlace read(unsigned place) {
     const uint4 x = arch::read_quad(place + PlaceOffsets::rows);

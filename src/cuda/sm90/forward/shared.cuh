@@ -37,9 +37,9 @@ struct DenominatorOffsets {
 };
 
 // Named barriers. H of a token block is staged in a slot of Q, and each slot has a barrier of its own for each output
-// warpgroup. Output warps only arrive there, and may be done with their next token block before their store warp has come
-// for this one; the next one in the same slot cannot come, since its Q is loaded when H has left. Nor may the store warp
-// of one warpgroup wait where that of the other does: with three slots both come to the same one.
+// warpgroup. Output warps only arrive there, and may be done with their next token block before their store warp has
+// come for this one; the next one in the same slot cannot come, since its Q is loaded when H has left. Nor may the
+// store warp of one warpgroup wait where that of the other does: with three slots both come to the same one.
 enum NamedBarrier : int { cta_barrier, output_barrier, state_barrier = output_barrier + 2, staged_barrier };
 
 // Shared memory from a 1,024-byte boundary on.

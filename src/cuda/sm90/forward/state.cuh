@@ -62,7 +62,8 @@ struct State {
         }
         arch::wait(cta.shared.k_full(k.slot), k.phase);
         arch::wait(cta.shared.v_full(ring.slot), ring.phase);
-        if constexpr (C::grad_qk) pass_checkpoint(arch::read_int(cta.shared.place(ring.slot) + PlaceOffsets::checkpoint), held);
+        if constexpr (C::grad_qk)
+          pass_checkpoint(arch::read_int(cta.shared.place(ring.slot) + PlaceOffsets::checkpoint), held);
         if (!cta.is_last_wanted(it, block)) {  // K and V are loaded again only when all their readers have arrived
           if (arch::arrives(here(lane).lane == 0)) {
             arch::arrive(cta.shared.k_empty(k.slot));

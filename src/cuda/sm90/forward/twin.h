@@ -1,4 +1,5 @@
-// Gradients as calls of forward: with other names for what it reads and writes, the kernel of forward makes dV, dK and dQ.
+// Gradients as calls of forward: with other names for what it reads and writes, the kernel of forward makes dV, dK and
+// dQ.
 #pragma once
 
 #include <utility>

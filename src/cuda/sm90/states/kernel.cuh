@@ -92,6 +92,8 @@ void launch(const Call<float>& call, TileSize tile, cudaStream_t stream) {
       constexpr Options options{Row::rows / panel, Row::columns, Direction, P, is_packed};
       if constexpr ((Row::batches & (is_packed ? tfla::packed : tfla::dense)) != 0)
         launch_kernel<Config<T, options>>(call, stream);
+      else
+        throw_unknown_launch();
     });
   });
 }

@@ -3,8 +3,8 @@
 //   dQ = qbar dH C^T + dS K,   dS = dH V^T . D             H = qbar Q C + P V, times scale / den
 //   C^T <- gbar C^T + V^T (abar K)                         C <- gbar C + (abar K)^T V
 //
-// scale / den is in the gate vectors of the queries, as in reverse time. C leaves the chip at checkpoints alone, for the
-// <C, dC> that grad_k_reverse makes there.
+// scale / den is in the gate vectors of the queries, as in reverse time. C leaves the chip at checkpoints alone, for
+// the <C, dC> that grad_k_reverse makes there.
 #include "cuda/sm90/forward/kernel.cuh"
 #include "cuda/sm90/forward/twin.h"
 

@@ -1,5 +1,5 @@
-// dQ and dK on Hopper: the products of their rows with those of q and k, from which grad_gates makes di and df. They are
-// of dQ and dK before these are rounded: what cancels between the rows of dS and its columns cancels in them too.
+// dQ and dK on Hopper: the products of their rows with those of q and k, from which grad_gates makes di and df. They
+// are of dQ and dK before these are rounded: what cancels between the rows of dS and its columns cancels in them too.
 #pragma once
 
 #include "cuda/arch/stream.cuh"
@@ -7,7 +7,8 @@
 
 namespace tfla::cuda::sm90::forward {
 
-// Half of what this thread needs of its two rows of q or k, in flight on return. All of it would not fit into registers.
+// Half of what this thread needs of its two rows of q or k, in flight on return. All of it would not fit into
+// registers.
 template <int Half, class C>
 __device__ __forceinline__ void read_factors(const TokenBlock<C>& b, Rows<C>& rows) {
   if constexpr (C::grad_qk) {
