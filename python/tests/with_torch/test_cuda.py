@@ -113,10 +113,10 @@ def test_kept_states_against_float64(dtype, shape, gate, bounds):
 
 
 def test_kept_states_take_more_memory_and_spare_a_kernel():
-    shape = {"batch": 2, "tokens": 1000, "heads": 2, "dqk": 128, "dhv": 256}
+    shape = {"batch": 2, "tokens": 1000, "heads": 2, "dqk": 256, "dhv": 512}
     given = make_inputs(*shape.values(), dtype=torch.bfloat16).map(torch.Tensor.cuda).leaves()
     sizes = {keep: saved_bytes(tfla.mlstm(*given, gate="sigmoid", keep=keep)) for keep in CODES.keep}
-    assert sizes["states"] - sizes["denominators"] >= 2 * 2 * (1000 // 128) * 128 * 256 * 2
+    assert sizes["states"] - sizes["denominators"] >= 2 * 2 * (1000 // 128) * 256 * 512 * 2
     plans = {keep: info.describe("backward", **shape, dtype="bfloat16", device="cuda", keep=keep) for keep in sizes}
     kernels = {keep: re.findall(r"^(?:kernels)? +(\w+)", plan, re.MULTILINE) for keep, plan in plans.items()}
     assert "states" in kernels["denominators"] and "states" not in kernels["states"], kernels
@@ -190,6 +190,23 @@ def test_many_short_sequences():
         assert relative_error(x.grad.cpu(), y.grad) < GPU_BOUNDS[torch.float32][1], name
     with_state, _ = tfla.mlstm(*given, cu_seqlens=packing, output_final_state=True)
     assert relative_error(with_state.cpu(), reference) < GPU_BOUNDS[torch.float32][0]
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (64, 256), (128, 128), (128, 256)], ids=str)
+def test_more_packed_sequences_than_a_gpu_takes_at_a_time(shape):
+    """Each CTA works through several of them, of many chunks each. A dense call for each has other kernels."""
+    lengths = [100 + 130 * (s * 7 % 11) for s in range(22)]
+    bounds = [sum(lengths[:s]) for s in range(len(lengths) + 1)]
+    given = make_inputs(1, bounds[-1], 16, *shape, dtype=torch.bfloat16).map(torch.Tensor.cuda)
+    dh = torch.randn_like(given.v)
+    alone = given.leaves()
+    for start, end in zip(bounds, bounds[1:], strict=False):
+        tfla.mlstm(*alone.map(lambda x, s=slice(start, end): x[:, s])).backward(dh[:, start:end])
+    for keep in CODES.keep:
+        packed = given.leaves()
+        tfla.mlstm(*packed, cu_seqlens=torch.tensor(bounds, device="cuda"), keep=keep).backward(dh)
+        for name, x, y in zip("qkvif", packed, alone, strict=True):  # both are rounded
+            assert relative_error(x.grad.cpu(), y.grad.cpu()) < 2 * GPU_BOUNDS[torch.bfloat16][1], (keep, name)
 
 
 def test_streams():
