@@ -141,8 +141,7 @@ class Writer {
   void gradients() {
     real(Buffer::deta, vectors_);
     if (transposed_) {
-      layout_.add(Buffer::checkpoints, checkpoints() * hopper::checkpoint_numbers(shape_.dqk, shape_.dhv),
-                  items_.stored);
+      layout_.add(Buffer::checkpoints, checkpoints() * hopper::checkpoint_numbers(shape_.dqk), items_.stored);
     } else {
       layout_.add(Buffer::dC, chunks_ * state_elements(), items_.stored);
       real(Buffer::dn, chunks_ * shape_.dqk);
@@ -208,7 +207,7 @@ TokenCut cut_tokens(const Plan& plan) {
 
 std::int64_t through_parts(const Plan& plan) {
   const MlstmShape& shape = plan.shape;
-  if (launches(plan, Kernel::grad_k_reverse, Needs::sm90a)) return hopper::checkpoint_parts(shape.dqk, shape.dhv);
+  if (launches(plan, Kernel::grad_k_reverse, Needs::sm90a)) return hopper::checkpoint_parts(shape.dqk);
   if (runs_on_hopper(plan)) return hopper::through_parts(shape.dqk, shape.dhv);
   constexpr std::int64_t tile_rows = 64, warps_of_a_cta = 4;
   return ceil_div(shape.dqk, tile_rows) * ceil_div(shape.dhv, tile_columns(shape.dtype)) * warps_of_a_cta;

@@ -28,16 +28,10 @@ inline constexpr int warps = 4;            // of a warpgroup
 }
 // Parts in which grad_qk leaves it.
 [[nodiscard]] constexpr std::int64_t trace_parts(std::int64_t dqk) { return tiles(dqk, trace_columns) * warps; }
-// Tiles of grad_q_forward and grad_k_reverse, whose states are transposed: rows of dhv, columns of dqk.
-[[nodiscard]] constexpr std::int64_t transposed_rows(std::int64_t dhv) { return dhv <= 128 ? 128 : 256; }
-[[nodiscard]] constexpr std::int64_t transposed_columns(std::int64_t dqk) { return dqk <= 64 ? 64 : 128; }
-// Numbers of a state that they leave at a checkpoint, and parts in which <C, dC> comes: one per warp.
-[[nodiscard]] constexpr std::int64_t checkpoint_numbers(std::int64_t dqk, std::int64_t dhv) {
-  return transposed_rows(dhv) * transposed_columns(dqk) * forward_tiles(dqk);
-}
-[[nodiscard]] constexpr std::int64_t checkpoint_parts(std::int64_t dqk, std::int64_t dhv) {
-  return forward_tiles(dqk) * warps * (transposed_rows(dhv) * transposed_columns(dqk) > 128 * 128 ? 2 : 1);
-}
+// Numbers of a state that grad_q_forward leaves at a checkpoint, a tile of dhv by dqk, and the parts in which <C, dC>
+// comes from grad_k_reverse: one per warp that has some of the state.
+[[nodiscard]] constexpr std::int64_t checkpoint_numbers(std::int64_t dqk) { return 256 * (dqk <= 64 ? 64 : 128); }
+[[nodiscard]] constexpr std::int64_t checkpoint_parts(std::int64_t dqk) { return warps * (dqk <= 64 ? 1 : 2); }
 // Numbers that the first pass over dqk above 256 leaves for a token block: O and the row sums.
 [[nodiscard]] constexpr std::int64_t partial_floats(std::int64_t dhv) {
   return forward_tiles(dhv) * (token_block * 128 + token_block);

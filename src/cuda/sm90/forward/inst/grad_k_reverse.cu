@@ -20,6 +20,9 @@ void launch_grad_k_reverse(const Call<float>& call, TileSize tile, cudaStream_t 
                                        .direction = Time::reverse,
                                        .dqk_part = forward::DqkPart::all,
                                        .grad_qk = true};
+    using C = forward::Config<__nv_bfloat16, options>;
+    static_assert(hopper::checkpoint_numbers(C::columns) == 64 * C::dqk_panels * C::columns, "plan/hopper_sizes.h");
+    static_assert(hopper::checkpoint_parts(C::columns) == C::state_warpgroups * hopper::warps, "plan/hopper_sizes.h");
     forward::launch_by_packing<__nv_bfloat16, options>(twin, stream, call.tensors.k);
   });
 }
