@@ -135,7 +135,7 @@ Choice choose(Plan& plan, bool portable) {
   // Portable gradients do not read the states of float16 that Hopper's kernels store, nor their gradients of n.
   if (choice.norms || (backward && shape.dtype == DType::float16)) choice.hopper = choice.grad_qkv;
   choose_ranges(plan, choice);
-  // Where states are stored anyway, kernels that read them take less time.
+  // Where states are stored anyway, kernels that read them take no more time.
   if (may_stay_on_chip && plan.keep == Keep::denominators) {
     choice.on_chip = true;
     choice.grad_states_v = false;
