@@ -66,6 +66,11 @@ MlstmShape packed(MlstmShape shape, std::int64_t sequences) {
   return shape;
 }
 
+MlstmShape with_grad_n(MlstmShape shape) {
+  shape.dn_last = true;
+  return shape;
+}
+
 MlstmShape shared_heads(MlstmShape shape) {
   shape.qk_heads = shape.heads / 2;
   return shape;
@@ -94,6 +99,8 @@ std::vector<PlanRow> plan_rows() {
       {"H200", backward, paper, {}, 1, "gates STATES denominators GRAD_STATES GRAD_QKV grad_gates"},
       {"H200", backward, paper, denominators, 1, "gates GRAD_Q_FORWARD GRAD_V_REVERSE GRAD_K_REVERSE grad_gates"},
       {"H200", backward, paper, states, 1, "gates GRAD_STATES GRAD_QKV grad_gates"},
+      {"H200", backward, with_grad_n(paper), denominators, 1,
+       "gates STATES GRAD_STATES_V GRAD_N GRAD_QK_NORM grad_gates"},
       {"H200", backward, shared_heads(paper), denominators, 1, "gates STATES GRAD_STATES grad_qkv grad_gates"},
       {"A100", backward, paper, {}, 1, portable_backward},
       {"RTX 4090", backward, paper, {}, 1, portable_backward},
