@@ -135,8 +135,9 @@ Choice choose(Plan& plan, bool portable) {
   // Portable gradients do not read the states of float16 that Hopper's kernels store, nor their gradients of n.
   if (choice.norms || (backward && shape.dtype == DType::float16)) choice.hopper = choice.grad_qkv;
   choose_ranges(plan, choice);
-  // Where states are stored anyway, kernels that read them take no more time.
-  if (may_stay_on_chip && plan.keep == Keep::denominators) {
+  // Where states are stored anyway, kernels that read them take no more time. In a run, df would miss the digits that a
+  // sequence's own ends give it: grad_gates looks for <C, dC> at checkpoints, and a run has none where sequences meet.
+  if (may_stay_on_chip && plan.keep == Keep::denominators && plan.run == 0) {
     choice.on_chip = true;
     choice.grad_states_v = false;
     choose_ranges(plan, choice);

@@ -79,6 +79,7 @@ MlstmShape shared_heads(MlstmShape shape) {
 std::vector<PlanRow> plan_rows() {
   using enum Operation;
   const MlstmShape paper = shape_of(8, 8192, 16, 128, 256), alone = shape_of(1, 65536, 4, 128, 256);
+  const MlstmShape line = shape_of(1, 65536, 16, 128, 256);
   const MlstmOptions states{.keep = Keep::states}, denominators{.keep = Keep::denominators};
   const MlstmOptions exact{.exact_normalizer_grad = true};
   const std::string portable_backward = "gates states denominators grad_states grad_qkv grad_gates";
@@ -130,6 +131,13 @@ std::vector<PlanRow> plan_rows() {
        "GRAD_K_REVERSE grad_gates"},
       {"A100", forward, alone, {}, 27, "gates segment_totals segment_scan states outputs"},
       {"H200", forward, packed(alone, 8), {}, 33, "gates SEGMENT_TOTALS SEGMENT_SCAN FORWARD"},
+      {"H200", backward, packed(line, 128), denominators, 8,
+       "gates SEGMENT_TOTALS SEGMENT_SCAN GRAD_Q_FORWARD GRAD_SEGMENT_TOTALS GRAD_SEGMENT_SCAN GRAD_V_REVERSE "
+       "GRAD_K_REVERSE grad_gates"},
+      // In runs.
+      {"H200", backward, packed(line, 129), denominators, 8,
+       "gates SEGMENT_TOTALS SEGMENT_SCAN STATES GRAD_SEGMENT_TOTALS GRAD_SEGMENT_SCAN GRAD_STATES GRAD_QKV "
+       "grad_gates"},
       {"H200", step, shape_of(1, 1, 8, 256, 512), {}, 1, "step*"},
       {"H200", step, shape_of(256, 1, 8, 256, 512), {}, 1, "step_many*"},
       {"A100", step, shape_of(256, 1, 8, 256, 512), {}, 1, "step"},
