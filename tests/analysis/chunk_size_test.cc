@@ -68,7 +68,7 @@ TEST(ChunkSizeSmall, EveryVariantHasOneOptimum) {
       model.gate = gate;
       const Polynomial operations = flops(model);
       const Polynomial traffic = bytes(model);
-      const Accelerator& machine = accelerator("H200");
+      const Accelerator machine = accelerator("H200");
       const auto seconds = [&](double x) { return runtime(operations(x) / x, traffic(x) / x, machine); };
       EXPECT_NEAR(minimize([&](double x) { return seconds(x).sum(); }, 1, 1e5),
                   best_chunk(operations, traffic, machine), 1e-3);
@@ -152,7 +152,7 @@ TEST(ChunkSizeSmall, IntensityRisesWithTheChunk) {
     before = intensity;
   }
   EXPECT_GT(before, accelerator("H100").intensity());
-  const Accelerator& machine = accelerator("H100");
+  const Accelerator machine = accelerator("H100");
   EXPECT_EQ(roofline(machine, 1e6), machine.flops);
   EXPECT_EQ(roofline(machine, 10), 10 * machine.bandwidth);
   EXPECT_NEAR(roofline(machine, machine.intensity()), machine.flops, 1);
