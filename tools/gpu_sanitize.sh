@@ -45,7 +45,7 @@ for tool in memcheck racecheck; do
   passed=$(sum_of '\[  PASSED  \] ' "$logs/$tool".*)
   skipped=$(sum_of '\[  SKIPPED \] ' "$logs/$tool".*)
   found=$(sum_of 'SUMMARY: ' "$logs/$tool".*)
-  clean=$(grep -l 'SUMMARY: 0 ' "$logs/$tool".* | wc -l)
+  clean=$(grep -h 'SUMMARY: 0 ' "$logs/$tool".* | wc -l || true)
   echo "$tool: $found reports, $passed tests passed, $skipped skipped, $((SECONDS - start)) s"
   if [[ -e $logs/failed ]] || ((found > 0 || clean < shards || passed == 0)); then
     ((passed > 0)) || echo "tfla: no test ran under $tool; is there a GPU?"
