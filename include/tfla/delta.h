@@ -118,11 +118,11 @@ struct DeltaPlan {
 [[nodiscard]] std::string describe(const DeltaPlan& plan);
 
 // From a shape alone, or from arguments, which are validated first.
-[[nodiscard]] DeltaPlan plan(Operation operation, const DeltaShape& shape, const DeltaOptions& options,
-                             const Execution& execution = {});
-[[nodiscard]] DeltaPlan plan(const DeltaForward& args, const Execution& execution = {});
-[[nodiscard]] DeltaPlan plan(const DeltaBackward& args, const Execution& execution = {});
-[[nodiscard]] DeltaPlan plan(const DeltaStep& args, const Execution& execution = {});
+[[nodiscard]] DeltaPlan delta_plan(Operation operation, const DeltaShape& shape, const DeltaOptions& options,
+                                   const Execution& execution = {});
+[[nodiscard]] DeltaPlan delta_plan(const DeltaForward& args, const Execution& execution = {});
+[[nodiscard]] DeltaPlan delta_plan(const DeltaBackward& args, const Execution& execution = {});
+[[nodiscard]] DeltaPlan delta_plan(const DeltaStep& args, const Execution& execution = {});
 
 // Validate, plan, allocate scratch, run. On the CPU: there are no CUDA kernels, and the device cuda is refused.
 void delta_forward(const DeltaForward& args, const Execution& execution = {});
