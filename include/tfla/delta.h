@@ -22,14 +22,8 @@ namespace tfla {
 //   twice_sigmoid  2 sigmoid(beta)
 enum class WriteGate : std::uint8_t { plain, sigmoid, twice_sigmoid };
 
-// How g is read.
-//   log       the logarithm of the decay, usually not above 0; minus infinity is a reset
-//   softplus  the logarithm of the decay is -exp(A_log) softplus(g + dt_bias)
-enum class DecayGate : std::uint8_t { log, softplus };
-
 struct DeltaOptions {
   WriteGate write = WriteGate::plain;
-  DecayGate decay = DecayGate::log;
   bool normalize_qk = false;            // q and k become x / sqrt(|x|^2 + 1e-6) first
   std::optional<double> qk_scale = {};  // default dqk^-0.5
   std::int64_t chunk_size = 0;          // spacing of stored states; 0: chosen by the plan
@@ -43,9 +37,11 @@ struct DeltaForward {
   TensorView k;                       // [B,T,Hqk,dqk]    dtype of q
   TensorView v;                       // [B,T,H,dhv]      dtype of q
   TensorView beta;                    // [B,T,H]          as `WriteGate` says, any float dtype
-  TensorView g = {};                  // [B,T,H]          optional, as `DecayGate` says, any float dtype; default: no decay
-  TensorView A_log = {};              // [H]              with DecayGate::softplus, any float dtype
-  TensorView dt_bias = {};            // [H]              with DecayGate::softplus, any float dtype
+  TensorView g = {};                  // [B,T,H]          optional log decay, usually not above 0, any float dtype; minus
+                                      //                  infinity is a reset; default: no decay
+  TensorView A_log = {};              // [H]              optional, any float dtype: with it the log decay is
+                                      //                  -exp(A_log) softplus(g + dt_bias)
+  TensorView dt_bias = {};            // [H]              optional, any float dtype, where A_log is given; default 0
   MutableTensorView h;                // [B,T,H,dhv]      out, dtype of q
   TensorView initial_state = {};      // [N,H,dqk,dhv]    optional
   MutableTensorView last_state = {};  // [N,H,dqk,dhv]    optional out; may be the very view of initial_state
