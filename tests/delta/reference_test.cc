@@ -154,11 +154,19 @@ TEST_P(DeltaSpecSmall, LibraryAgrees) {
   EXPECT_TRUE(close(dC0, spec.dC0, 1e-10));
 }
 
-INSTANTIATE_TEST_SUITE_P(Delta, DeltaSpecSmall, ::testing::ValuesIn(spec_cases), [](const auto& info) {
-  return "T" + std::to_string(info.param.T) + "_L" + std::to_string(info.param.chunk_size) +
-         (info.param.gated ? "_gated" : "") + (info.param.states ? "_states" : "") +
-         (info.param.resets ? "_resets" : "");
-});
+std::string spec_name(const ::testing::TestParamInfo<SpecCase>& tested) {
+  const SpecCase& spec = tested.param;
+  std::string text("T");
+  text += std::to_string(spec.T);
+  text += "_L";
+  text += std::to_string(spec.chunk_size);
+  if (spec.gated) text += "_gated";
+  if (spec.states) text += "_states";
+  if (spec.resets) text += "_resets";
+  return text;
+}
+
+INSTANTIATE_TEST_SUITE_P(Delta, DeltaSpecSmall, ::testing::ValuesIn(spec_cases), spec_name);
 
 // ---------------------------------------------------------------- finite differences
 

@@ -1,0 +1,121 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "testkit/bounds.h"
+#include "tests/delta/problem.h"
+
+namespace tfla::test {
+namespace {
+
+double norm(const Values& x) {
+  double squares = 0;
+  for (const double y : x) squares += y * y;
+  return std::sqrt(squares);
+}
+
+double distance(const Values& x, const Values& y) {
+  double squares = 0;
+  for (std::size_t at = 0; at < x.size(); ++at) squares += (x[at] - y[at]) * (x[at] - y[at]);
+  return std::sqrt(squares);
+}
+
+Snapshot tensors(const reference::DeltaResult& r) {
+  return {{"h", r.h},
+          {"C", r.last_state},
+          {"dq", r.dq},
+          {"dk", r.dk},
+          {"dv", r.dv},
+          {"dbeta", r.dbeta},
+          {"dg", r.dg},
+          {"dA_log", r.dA_log},
+          {"ddt_bias", r.ddt_bias},
+          {"dC0", r.dinitial_state}};
+}
+
+double unit_of_arithmetic(const DeltaCase& c) { return c.shape.dtype == DType::float64 ? 0x1p-53 : 0x1p-24; }
+
+// The relative error of rounding a result, as testkit/bounds.h has it: by its root mean square where many numbers make
+// up the norm.
+double rounding(DType dtype, std::size_t count) {
+  if (dtype == DType::float64) return 0;
+  if (dtype == DType::float32) return 0x1p-24;
+  if (count < testkit::many_numbers) return testkit::unit_of_rounding(dtype);
+  return dtype == DType::bfloat16 ? 2.5e-3 : 4e-4;
+}
+
+}  // namespace
+
+DeltaJudge::DeltaJudge(const DeltaProblem& problem) : description_(problem.description) {
+  const reference::DeltaCall call = problem.call();
+  answers_ = reference::evaluate(call, description_.options);
+  expected_ = tensors(answers_);
+  constexpr int draws = 2;
+  for (std::uint64_t seed = 1; seed <= draws; ++seed) {
+    const double unit = unit_of_arithmetic(description_);
+    for (const auto& [name, values] : tensors(reference::evaluate(call, description_.options, {unit, seed})))
+      explained_[name] = std::hypot(explained_[name], distance(values, expected_.at(name)) / std::sqrt(draws));
+  }
+}
+
+DType DeltaJudge::stored_as(const std::string& tensor) const {
+  const DeltaShape& s = description_.shape;
+  if (tensor == "C" || tensor == "dC0") return s.dtype == DType::float64 ? DType::float64 : DType::float32;
+  if (tensor == "dbeta") return s.gate_dtype;
+  return tensor == "dg" || tensor == "dA_log" || tensor == "ddt_bias" ? description_.g_dtype : s.dtype;
+}
+
+// How far off a tensor may be, in the norm. The bounds of docs/numerics.md on arithmetic and on the rounding of the
+// result, and where a result is what large terms leave of each other:
+// - dg of a token is the sum of q.dq - v.dv from it to the end of its tile, of at most 64 tokens, and of what is kept
+// of
+//   the state. Each of these dot products is good to some roundings, say four; their sums of 64, to eight times that.
+//   Where decays are strong, dg itself is nothing next to them.
+// - dA_log and ddt_bias are sums over all tokens, each as good as dg.
+// - Whatever is read of a state may be off by roundings of the terms that the state is summed from
+//   (reference::DeltaRoundings). What those make of a result is known; sixteen of them, as one by one as the token is
+//   read in several tiles and products, make four times as much.
+double DeltaJudge::allowed(const std::string& tensor) const {
+  const Values& expected = expected_.at(tensor);
+  const bool is_double = description_.shape.dtype == DType::float64, gradient = tensor.starts_with('d');
+  const double unit = unit_of_arithmetic(description_), arithmetic = is_double ? 1e-10 : gradient ? 1e-4 : 1e-5;
+  const double sums = 8 * 4 * unit;
+  const DType dtype = stored_as(tensor);
+  double error = (arithmetic + rounding(dtype, expected.size())) * norm(expected) + 4 * explained_.at(tensor);
+  if (tensor == "dg") error += sums * answers_.dg_terms;
+  if (tensor == "dA_log") error += arithmetic * answers_.dA_log_terms + sums * answers_.dA_log_sums;
+  if (tensor == "ddt_bias") error += arithmetic * answers_.ddt_bias_terms + sums * answers_.dg_terms;
+  // Subnormal numbers: of float16 where it is stored, of the arithmetic elsewhere.
+  const double least = dtype == DType::float16 ? 0x1p-25
+                       : is_double             ? std::numeric_limits<double>::min()
+                                               : std::numeric_limits<float>::min();
+  return error + least * std::sqrt(static_cast<double>(expected.size()));
+}
+
+::testing::AssertionResult DeltaJudge::within_bounds(const Snapshot& actual) const {
+  ::testing::AssertionResult failure = ::testing::AssertionFailure() << label(description_);
+  bool good = true;
+  for (const auto& [name, values] : actual) {
+    const Values& expected = expected_.at(name);
+    const double error = distance(values, expected), most = allowed(name);
+    if (values.size() == expected.size() && error <= most) continue;
+    good = false;
+    const auto wrong = std::count_if(values.begin(), values.end(), [](double x) { return !std::isfinite(x); });
+    failure << "\n  " << name << ": off by " << error << " of " << norm(expected) << ", more than " << most << ", "
+            << wrong << " not finite";
+  }
+  return good ? ::testing::AssertionSuccess() : failure;
+}
+
+::testing::AssertionResult DeltaJudge::agree(const Snapshot& actual, const Snapshot& other) const {
+  for (const auto& [name, values] : other) {
+    const double error = distance(actual.at(name), values), most = 2 * allowed(name);
+    if (!(error <= most)) {
+      return ::testing::AssertionFailure() << label(description_) << "\n  " << name << ": apart by " << error << " of "
+                                           << norm(values) << ", more than " << most;
+    }
+  }
+  return ::testing::AssertionSuccess();
+}
+
+}  // namespace tfla::test
