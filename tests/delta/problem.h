@@ -126,7 +126,6 @@ class DeltaJudge {
   DeltaCase description_;
   reference::DeltaResult answers_;
   Snapshot expected_;
-  std::map<std::string, double> explained_;  // norms of what roundings make of each tensor
 };
 
 }  // namespace tfla::test
