@@ -24,7 +24,6 @@ constexpr const char* examples =
     "Examples:\n"
     "  tfla bench --quick                                              a minute: every formulation, growth with T\n"
     "  tfla bench --op forward --tokens 2048,8192,32768 --formulation chunkwise --gemm\n"
-    "  tfla bench --shape 4,4096,16,128,128 --dtype bfloat16 --op training --formulation chunkwise\n"
     "  tfla bench --op step --threads 2 --json step.json               decoding against the copy bandwidth\n"
     "  tfla bench --operator delta --shape 1,2048,4,128,128            the delta rule\n"
     "  tfla bench --device cuda --dtype bfloat16 --formulation chunkwise --shape 8,8192,16,128,256";

@@ -17,7 +17,6 @@ namespace {
 
 constexpr const char* examples =
     "Examples:\n"
-    "  tfla explain --shape 1,8192,4,128,256                     the forward pass of one layer\n"
     "  tfla explain --shape 1,8192,4,128,256 --op training       forward and backward\n"
     "  tfla explain --shape 8,1,8,256,512 --op step --threads 2  one token for each of 8 sequences\n"
     "  tfla explain --shape 8,8192,16,128,256 --dtype bfloat16 --op training --gpu H200\n"
