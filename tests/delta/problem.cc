@@ -43,6 +43,7 @@ double log_decay(DeltaRegime regime, double noise, std::int64_t token, std::int6
     case DeltaRegime::brief: return -20 - 5 * std::abs(noise);
     case DeltaRegime::gone: return -100 - 20 * std::abs(noise);
     case DeltaRegime::resets: return (token + head) % 7 == 6 ? -infinity : usual;
+    case DeltaRegime::growing: return 0.1 * noise;
     case DeltaRegime::extremes: return extremes[(token + 3 * head) % 8];
     default: return usual;
   }
@@ -56,7 +57,9 @@ double raw_beta(double value, WriteGate write) {
 }
 
 // softplus of the result is y, as far as finite numbers reach: with rates, 700 is a reset and -80 keeps everything.
-double softplus_inverse(double y) { return std::clamp(y > 30 ? y : std::log(std::expm1(y)), -80.0, 700.0); }
+double softplus_inverse(double y) {
+  return std::clamp(y > 30 ? y : std::log(std::expm1(std::max(y, 0.0))), -80.0, 700.0);
+}
 
 void fill(const Tensor& tensor, const std::function<double(std::int64_t)>& value) {
   const std::int64_t count = reference::element_count(tensor.view);
@@ -91,8 +94,9 @@ Values dense(const Tensor& tensor) { return tensor.given() ? testkit::gather(ten
 }  // namespace
 
 const char* name(DeltaRegime regime) {
-  constexpr const char* names[] = {"ordinary", "faint",  "every_other", "full",    "twofold",        "lasting", "brief",
-                                   "gone",     "resets", "extremes",    "one_key", "one_key_beyond", "raw_keys"};
+  constexpr const char* names[] = {"ordinary", "faint",   "every_other",    "full",    "twofold",
+                                   "lasting",  "brief",   "gone",           "resets",  "growing",
+                                   "extremes", "one_key", "one_key_beyond", "raw_keys"};
   return names[static_cast<std::size_t>(regime)];
 }
 

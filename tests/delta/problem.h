@@ -34,16 +34,17 @@ enum class DeltaRegime : std::uint8_t {
   brief,           // log decays below -20
   gone,            // log decays below -100
   resets,          // every seventh log decay is minus infinity
+  growing,         // log decays of N(0, 0.1^2), half of them above 0
   extremes,        // log decays of 0, -1e-3, -20, -100, -1e4 and minus infinity in turn
   one_key,         // all keys of a head are one key, strengths of exactly 1
   one_key_beyond,  // the same with strengths of 1.9
   raw_keys         // keys of N(0, 1.44 / dqk)
 };
 inline constexpr DeltaRegime all_delta_regimes[] = {
-    DeltaRegime::ordinary, DeltaRegime::faint,    DeltaRegime::every_other, DeltaRegime::full,
-    DeltaRegime::twofold,  DeltaRegime::lasting,  DeltaRegime::brief,       DeltaRegime::gone,
-    DeltaRegime::resets,   DeltaRegime::extremes, DeltaRegime::one_key,     DeltaRegime::one_key_beyond,
-    DeltaRegime::raw_keys};
+    DeltaRegime::ordinary,       DeltaRegime::faint,   DeltaRegime::every_other, DeltaRegime::full,
+    DeltaRegime::twofold,        DeltaRegime::lasting, DeltaRegime::brief,       DeltaRegime::gone,
+    DeltaRegime::resets,         DeltaRegime::growing, DeltaRegime::extremes,    DeltaRegime::one_key,
+    DeltaRegime::one_key_beyond, DeltaRegime::raw_keys};
 [[nodiscard]] const char* name(DeltaRegime regime);
 
 struct DeltaCase {
