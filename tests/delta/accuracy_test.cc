@@ -186,7 +186,7 @@ std::vector<DeltaCase> regimes(std::int64_t tokens, Dims dim) {
 // Few dimensions and many tokens: errors of states that are carried on and on, and gradients all the way back.
 std::vector<DeltaCase> long_cases() {
   std::vector<DeltaCase> all;
-  for (const DeltaRegime regime : {DeltaRegime::ordinary, DeltaRegime::lasting, DeltaRegime::twofold,
+  for (const DeltaRegime regime : {DeltaRegime::ordinary, DeltaRegime::kept, DeltaRegime::lasting, DeltaRegime::twofold,
                                    DeltaRegime::one_key_beyond, DeltaRegime::extremes}) {
     for (const DTypes& d : {dtypes[0], dtypes[1], dtypes[2]}) {
       DeltaCase c;

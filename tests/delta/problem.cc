@@ -25,7 +25,8 @@ double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
 double strength(DeltaRegime regime, double noise, std::int64_t token) {
   switch (regime) {
-    case DeltaRegime::faint: return 1e-4 * sigmoid(noise);
+    case DeltaRegime::faint:
+    case DeltaRegime::kept: return 1e-4 * sigmoid(noise);
     case DeltaRegime::every_other: return token % 2 == 0 ? 0 : sigmoid(noise);
     case DeltaRegime::full:
     case DeltaRegime::one_key: return 1;
@@ -39,6 +40,7 @@ double log_decay(DeltaRegime regime, double noise, std::int64_t token, std::int6
   constexpr double extremes[] = {0, -1e-3, -20, -infinity, -0.5, -100, -1e4, 0};
   const double usual = -std::exp(noise - 2);
   switch (regime) {
+    case DeltaRegime::kept: return -1e-6;
     case DeltaRegime::lasting: return -1e-6 * std::exp(noise);
     case DeltaRegime::brief: return -20 - 5 * std::abs(noise);
     case DeltaRegime::gone: return -100 - 20 * std::abs(noise);
@@ -94,9 +96,9 @@ Values dense(const Tensor& tensor) { return tensor.given() ? testkit::gather(ten
 }  // namespace
 
 const char* name(DeltaRegime regime) {
-  constexpr const char* names[] = {"ordinary", "faint",   "every_other",    "full",    "twofold",
-                                   "lasting",  "brief",   "gone",           "resets",  "growing",
-                                   "extremes", "one_key", "one_key_beyond", "raw_keys"};
+  constexpr const char* names[] = {"ordinary", "faint",    "kept",    "every_other",    "full",
+                                   "twofold",  "lasting",  "brief",   "gone",           "resets",
+                                   "growing",  "extremes", "one_key", "one_key_beyond", "raw_keys"};
   return names[static_cast<std::size_t>(regime)];
 }
 

@@ -25,26 +25,27 @@ enum class Decay : std::uint8_t { none, log, rate, biased };
 
 // What write strengths, decays and keys look like. Keys are of length 1 where nothing else is said.
 enum class DeltaRegime : std::uint8_t {
-  ordinary,        // strengths of sigmoid(N(0,1)), log decays of -exp(N(-2,1))
-  faint,           // strengths below 1e-4
-  every_other,     // every other strength is exactly 0
-  full,            // strengths of exactly 1
-  twofold,         // strengths of exactly 2
-  lasting,         // log decays of about -1e-6
-  brief,           // log decays below -20
-  gone,            // log decays below -100
-  resets,          // every seventh log decay is minus infinity
-  growing,         // log decays of N(0, 0.1^2), half of them above 0
-  extremes,        // log decays of 0, -1e-3, -20, -100, -1e4 and minus infinity in turn
-  one_key,         // all keys of a head are one key, strengths of exactly 1
+  ordinary,     // strengths of sigmoid(N(0,1)), log decays of -exp(N(-2,1))
+  faint,        // strengths below 1e-4
+  kept,         // the same, and log decays of exactly -1e-6: the initial state stays, and each decay is rounded alike
+  every_other,  // every other strength is exactly 0
+  full,         // strengths of exactly 1
+  twofold,      // strengths of exactly 2
+  lasting,      // log decays of about -1e-6
+  brief,        // log decays below -20
+  gone,         // log decays below -100
+  resets,       // every seventh log decay is minus infinity
+  growing,      // log decays of N(0, 0.1^2), half of them above 0
+  extremes,     // log decays of 0, -1e-3, -20, -100, -1e4 and minus infinity in turn
+  one_key,      // all keys of a head are one key, strengths of exactly 1
   one_key_beyond,  // the same with strengths of 1.9
   raw_keys         // keys of N(0, 1.44 / dqk)
 };
 inline constexpr DeltaRegime all_delta_regimes[] = {
-    DeltaRegime::ordinary,       DeltaRegime::faint,   DeltaRegime::every_other, DeltaRegime::full,
-    DeltaRegime::twofold,        DeltaRegime::lasting, DeltaRegime::brief,       DeltaRegime::gone,
-    DeltaRegime::resets,         DeltaRegime::growing, DeltaRegime::extremes,    DeltaRegime::one_key,
-    DeltaRegime::one_key_beyond, DeltaRegime::raw_keys};
+    DeltaRegime::ordinary, DeltaRegime::faint,          DeltaRegime::kept,    DeltaRegime::every_other,
+    DeltaRegime::full,     DeltaRegime::twofold,        DeltaRegime::lasting, DeltaRegime::brief,
+    DeltaRegime::gone,     DeltaRegime::resets,         DeltaRegime::growing, DeltaRegime::extremes,
+    DeltaRegime::one_key,  DeltaRegime::one_key_beyond, DeltaRegime::raw_keys};
 [[nodiscard]] const char* name(DeltaRegime regime);
 
 struct DeltaCase {
