@@ -2,6 +2,6 @@
 
 tfla.compat.mlstm_kernels   register(): our kernels under new names in mlstm_kernels' registries
 tfla.compat.transformers    patch(): the Hugging Face xLSTM on our kernels, trainable at any length
-tfla.compat.fla             flash-linear-attention's functions with a scalar decay per head
+tfla.compat.fla             flash-linear-attention's functions with a scalar decay per head, and its delta rule
 tfla.compat.mamba           mamba_chunk_scan_combined, Mamba-2's state space dual
 """
