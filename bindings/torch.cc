@@ -4,38 +4,35 @@
 // Options travel as plain numbers (the values of tfla's enumerations), so that a graph can hold them. head_first says
 // that tensors are (B,H,T,D), else (B,T,H,D). Shapes of outputs depend on shapes of inputs alone.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
 
-#include <array>
-#include <charconv>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
-#include <type_traits>
 #include <utility>
 
 #include "tfla/tfla.h"
+#include "torch_call.h"
 #include "torch_tensor.h"
 
 namespace {
 
-using tfla::InvalidArgument;
-using tfla::binding::check_allocation;
+using tfla::binding::Arguments;
 using tfla::binding::codes;
+using tfla::binding::count_states;
+using tfla::binding::enumerator;
+using tfla::binding::give;
+using tfla::binding::gradient_of;
 using tfla::binding::Owned;
 using tfla::binding::Place;
-using tfla::binding::Tensor;
+using tfla::binding::run;
+using tfla::binding::state_dtype;
 using tfla::binding::TensorRef;
+using tfla::binding::text;
 using tfla::binding::Views;
-
-// A number that is none of the enumeration's stays none of them, for validation to refuse.
-template <class Enumeration>
-Enumeration enumerator(std::int64_t value) {
-  return static_cast<Enumeration>(value < 0 || value > 255 ? 255 : value);
-}
+using tfla::binding::with_contiguous_last_axis;
+using tfla::binding::with_token_axis;
 
 // The plan from shapes alone, so that arguments are validated once, when they are run. Where they are not of the kind a
 // shape can be read from, validation comes first and says why.
@@ -51,102 +48,10 @@ tfla::Plan plan_of(tfla::Operation operation, const Args& args, const Place& pla
   return plan;
 }
 
-// Memory for the length of one call: from torch's allocator, on a GPU for the current stream and, where torch offers
-// that, without a tensor around it, or on the CPU, where little is needed, a block that each thread keeps (large blocks
-// cost malloc microseconds).
-class Scratch {
- public:
-  Scratch(std::size_t bytes, const Place& place) : bytes_(bytes) {
-    if (bytes == 0) return;
-    const bool cuda = place.execution().device == tfla::Device::cuda;
-    if (cuda && aoti_torch_cuda_caching_allocator_raw_alloc != nullptr) {
-      void* memory = nullptr;
-      check_allocation(aoti_torch_cuda_caching_allocator_raw_alloc(bytes, &memory), cuda);
-      memory_ = static_cast<std::byte*>(memory);
-      cuda_ = true;
-    } else if (cuda || bytes > kept_bytes) {
-      tensor_ = place.empty(codes().bytes, {static_cast<std::int64_t>(bytes)});
-      memory_ = static_cast<std::byte*>(TensorRef(tensor_).mutable_data());
-    } else {
-      thread_local const std::unique_ptr<Kept> kept(new Kept);
-      memory_ = kept->bytes.data();
-    }
-  }
-  ~Scratch() {
-    if (cuda_) aoti_torch_cuda_caching_allocator_raw_delete(memory_);
-  }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-
-  [[nodiscard]] std::span<std::byte> bytes() const { return {memory_, bytes_}; }
-
- private:
-  static constexpr std::size_t kept_bytes = std::size_t{1} << 18;
-  struct alignas(tfla::scratch_alignment) Kept {
-    std::array<std::byte, kept_bytes> bytes;
-  };
-
-  std::size_t bytes_;
-  std::byte* memory_ = nullptr;
-  bool cuda_ = false;
-  Owned tensor_;
-};
-
-template <class Args>
-void run(const tfla::Plan& plan, const Args& args, const Place& place,
-         void (*function)(const Args&, const tfla::Plan&, std::span<std::byte>, void*)) {
-  const Scratch scratch(plan.scratch_bytes, place);
-  function(args, plan, scratch.bytes(), place.execution().stream);
-}
-
 template <class Args>
 void run(tfla::Operation operation, const Args& args, const Place& place,
          void (*function)(const Args&, const tfla::Plan&, std::span<std::byte>, void*)) {
   run(plan_of(operation, args, place), args, place, function);
-}
-
-// Arguments of an operator, one after the other.
-class Arguments {
- public:
-  explicit Arguments(const StableIValue* stack) : next_(stack) {}
-
-  template <class Value>
-  Value take() {
-    return torch::stable::detail::to<Value>(*next_++);
-  }
-  // The dispatcher lets None pass for a tensor. It is refused when all arguments are taken, since they are ours to
-  // free.
-  Owned tensor(const char* name) {
-    Owned tensor(take<AtenTensorHandle>());
-    if (missing_ == nullptr && !TensorRef(tensor).defined()) missing_ = name;
-    return tensor;
-  }
-  Owned maybe_tensor() { return Owned(take<std::optional<AtenTensorHandle>>().value_or(nullptr)); }
-  void refuse_missing() const {
-    if (missing_ != nullptr)
-      throw InvalidArgument(std::string("tfla: ") + missing_ + " is missing; it must be a tensor");
-  }
-
- private:
-  const StableIValue* next_;
-  const char* missing_ = nullptr;
-};
-
-// Results, over the arguments, which have been taken by then.
-template <class... Tensors>
-void give(StableIValue* stack, Tensors... results) {
-  ((*stack++ = torch::stable::detail::from<AtenTensorHandle>(results.release())), ...);
-}
-
-// Gradients arrive in any strides; tfla takes any but of the last axis.
-Owned with_contiguous_last_axis(Owned tensor) {
-  if (!tensor) return tensor;
-  const std::int64_t rank = TensorRef(tensor).rank();
-  if (rank == 0 || TensorRef(tensor).strides()[rank - 1] == 1) return tensor;
-  const Tensor contiguous = torch::stable::contiguous(Tensor(tensor.release()));
-  AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(contiguous.get(), &handle));
-  return Owned(handle);
 }
 
 template <class Call>
@@ -227,11 +132,10 @@ struct LastState {
 };
 
 LastState empty_last_state(const Place& place, const tfla::MlstmForward& args) {
-  const std::int64_t states = args.cu_seqlens.given() ? args.cu_seqlens.shape[0] - 1 : args.v.shape[0];
-  if (states < 0) throw InvalidArgument("tfla: cu_seqlens is empty; it must hold at least the 0 it begins with");
+  const std::int64_t states = count_states(args);
   const std::int64_t heads = args.v.shape[2];
   const std::int64_t dqk = args.q.shape[3];
-  const std::int32_t dtype = args.q.dtype == tfla::DType::float64 ? codes().float64 : codes().float32;
+  const std::int32_t dtype = state_dtype(args.q.dtype);
   return {place.empty(dtype, {states, heads, dqk, args.v.shape[3]}), place.empty(dtype, {states, heads, dqk}),
           place.empty(dtype, {states, heads})};
 }
@@ -317,29 +221,13 @@ void mlstm_backward(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t
     run<tfla::MlstmBackward>(tfla::Operation::backward, args, place, tfla::backward);
     give(stack, std::move(dq), std::move(dk), std::move(dv), std::move(di), std::move(df));
   } else {
-    const auto gradient = [&](const char* name, const Owned& state) {
-      return state ? place.empty_like(name, state) : place.empty(codes().float32, {0});
-    };
-    Owned dC0 = gradient("initial_state.C", s.C), dn0 = gradient("initial_state.n", s.n);
+    Owned dC0 = gradient_of(place, "initial_state.C", s.C), dn0 = gradient_of(place, "initial_state.n", s.n);
     if (s.C) args.dinitial_state.C = views.in_place("dinitial_state.C", dC0);
     if (s.n) args.dinitial_state.n = views.in_place("dinitial_state.n", dn0);
     run<tfla::MlstmBackward>(tfla::Operation::backward, args, place, tfla::backward);
     give(stack, std::move(dq), std::move(dk), std::move(dv), std::move(di), std::move(df), std::move(dC0),
          std::move(dn0));
   }
-}
-
-// One token as (B,H,D) or (B,H) becomes a token axis of one.
-template <class View>
-View with_token_axis(View view) {
-  if (view.rank == View::max_rank) return view;  // too many axes already: left to validation
-  for (int axis = view.rank++; axis > 1; --axis) {
-    view.shape.at(axis) = view.shape.at(axis - 1);
-    view.strides.at(axis) = view.strides.at(axis - 1);
-  }
-  view.shape[1] = 1;
-  view.strides[1] = 0;
-  return view;
 }
 
 struct Step {
@@ -392,16 +280,6 @@ void mlstm_step(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*o
 #define TFLA_INPUTS "Tensor q, Tensor k, Tensor v, Tensor i, Tensor f"
 #define TFLA_INITIAL ", Tensor? C=None, Tensor? n=None, Tensor? m=None, Tensor? cu_seqlens=None"
 #define TFLA_STATE ", Tensor(a!) C, Tensor(b!) n, Tensor(c!) m"
-
-template <class Value>
-std::string text(Value value) {
-  if constexpr (std::is_same_v<Value, bool>) {
-    return value ? "True" : "False";
-  } else {
-    std::array<char, 32> digits{};
-    return std::string(digits.data(), std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr);
-  }
-}
 
 // The options that sequences and steps have in common.
 std::string family() {

@@ -1,8 +1,17 @@
+import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
-import torch
+
+# torch.compile keeps machine code for the processor at hand in a folder that all programs share, under a key that does not
+# say all of what that processor has. A machine that moved to another one ends in an illegal instruction, so every run
+# begins with an empty folder.
+_compiled = tempfile.TemporaryDirectory(prefix="tfla-compiled-")
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = _compiled.name
+
+import torch  # noqa: E402
 
 # Tests import each other's helpers by their names, from whichever folder.
 sys.path += sorted(str(path) for path in Path(__file__).parent.iterdir() if path.is_dir() and path.name[0] not in "._")

@@ -2,6 +2,7 @@
 
     h = tfla.mlstm(q, k, v, i, f)                      # PyTorch: q, k (B,T,H,dqk)  v, h (B,T,H,dhv)  i, f (B,T,H)
     h = tfla.jax.mlstm(q, k, v, i, f)                  # JAX, the same shapes
+    h = tfla.delta_rule(q, k, v, beta, g)              # the gated delta rule, on the CPU; also in tfla.jax
 
 Importing this module imports neither framework: each is loaded with the first attribute that needs it.
 """
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tfla import analysis, check, distributed, info, lm, nn, ops, reference
+    from tfla.delta import delta_rule, delta_rule_step
     from tfla.ops import State, mlstm, mlstm_parallel, mlstm_recurrent, mlstm_step
 
 __version__ = "0.1.0"
@@ -20,6 +22,8 @@ __all__ = [
     "State",
     "analysis",
     "check",
+    "delta_rule",
+    "delta_rule_step",
     "distributed",
     "info",
     "lm",
@@ -32,17 +36,18 @@ __all__ = [
     "reference",
 ]
 
-_FROM_OPS = ("State", "mlstm", "mlstm_parallel", "mlstm_recurrent", "mlstm_step")
+_FROM = {name: "tfla.ops" for name in ("State", "mlstm", "mlstm_parallel", "mlstm_recurrent", "mlstm_step")}
+_FROM |= {name: "tfla.delta" for name in ("delta_rule", "delta_rule_step")}
 _INSTEAD = {"torch": "tfla.jax", "jax": "tfla.mlstm and torch"}
 _MODULES = ("analysis", "check", "compat", "distributed", "info", "jax", "lm", "nn", "ops", "reference")
 
 if not TYPE_CHECKING:  # which sees the imports above, and would otherwise believe in any name
 
     def __getattr__(name: str) -> Any:
-        if name not in _FROM_OPS and name not in _MODULES:
+        if name not in _FROM and name not in _MODULES:
             raise AttributeError(f"module 'tfla' has no attribute '{name}'")
         try:
-            value = importlib.import_module("tfla.ops" if name in _FROM_OPS else f"tfla.{name}")
+            value = importlib.import_module(_FROM.get(name, f"tfla.{name}"))
         except ModuleNotFoundError as error:
             if error.name not in _INSTEAD:
                 raise
@@ -51,7 +56,7 @@ if not TYPE_CHECKING:  # which sees the imports above, and would otherwise belie
                 f"or use {_INSTEAD[error.name]}",
                 name=error.name,
             ) from error
-        if name in _FROM_OPS:
+        if name in _FROM:
             value = getattr(value, name)
         globals()[name] = value
         return value

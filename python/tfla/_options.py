@@ -1,8 +1,8 @@
 """The options of the operators, a row each, and the families of gates. Needs neither torch nor jax.
 
 From these rows come the defaults in every signature of the package, what an option may be, the numbers that the C++
-library knows it by, and the table of docs/python/api.md (`python -m tfla._options` prints it). The schemas of
-bindings/torch.cc come from include/tfla/mlstm.h; a test compares the two.
+library knows it by, and the tables of docs/python (`python -m tfla._options` prints them). The schemas of
+bindings/torch*.cc come from include/tfla/mlstm.h and delta.h; a test compares the two.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ Gate = Literal["exp", "sigmoid", "log"]
 Normalizer = Literal["max", "none"]
 Layout = Literal["bthd", "bhtd"]
 Keep = Literal["denominators", "states"]
+Write = Literal["plain", "sigmoid", "twice_sigmoid"]
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,23 @@ class Option:
     default: Any
     doc: str
     codes: Mapping[Any, int] | None = None  # of what is accepted, where that is not any value of the type
-    of_steps: bool = True  # whether mlstm_step takes it
+    of_steps: bool = True  # whether the step takes it
     is_keyword: bool = True  # else the name of the function says it
 
 
-# In the order of the operators' arguments, where those of steps come first.
+# Rows of both operators.
+_LAYOUT = Option(
+    "layout", "head_first", "bool", "bthd",
+    "order of axes: (B,T,H,D) and gates (B,T,H), or (B,H,T,D) and gates (B,H,T)",
+    codes={"bthd": False, "bhtd": True},
+)  # fmt: skip
+_QK_SCALE = Option("qk_scale", "qk_scale", "float?", None, "factor on q; None is dqk ** -0.5")
+_CHUNK_SIZE = Option(
+    "chunk_size", "chunk_size", "int", None,
+    "spacing of the states that backward stores; None lets the plan choose", of_steps=False,
+)  # fmt: skip
+
+# Of the mLSTM, in the order of the operators' arguments, where those of steps come first.
 OPTIONS: tuple[Option, ...] = (
     Option(
         "gate", "gate", "int", "exp",
@@ -78,22 +91,15 @@ OPTIONS: tuple[Option, ...] = (
         "the denominator: max(&#124;q.n&#124;, exp(-m)) + eps, or 1; None is the paper's choice for the gate",
         codes={None: 0, "none": 1, "max": 2},
     ),
-    Option(
-        "layout", "head_first", "bool", "bthd",
-        "order of axes: (B,T,H,D) and gates (B,T,H), or (B,H,T,D) and gates (B,H,T)",
-        codes={"bthd": False, "bhtd": True},
-    ),
+    _LAYOUT,
     Option("eps", "eps", "float", 1e-6, "added to the denominator after the max"),
-    Option("qk_scale", "qk_scale", "float?", None, "factor on q; None is dqk ** -0.5"),
+    _QK_SCALE,
     Option("soft_cap", "soft_cap", "float?", None, "gates become cap * tanh(x / cap) first; None is no cap"),
     Option(
         "exact_normalizer_grad", "exact_normalizer_grad", "bool", False,
         "differentiate through the denominator too, which the paper holds constant", of_steps=False,
     ),
-    Option(
-        "chunk_size", "chunk_size", "int", None,
-        "spacing of the states that backward stores; None lets the plan choose", of_steps=False,
-    ),
+    _CHUNK_SIZE,
     Option(
         "keep", "keep", "int", "denominators",
         "what forward leaves for backward on a GPU: denominators alone, or states too, "
@@ -107,57 +113,78 @@ OPTIONS: tuple[Option, ...] = (
     ),
 )  # fmt: skip
 
-DEFAULTS: Any = SimpleNamespace(**{option.name: option.default for option in OPTIONS})
-CODES: Any = SimpleNamespace(**{option.name: option.codes for option in OPTIONS if option.codes is not None})
-# Plain data, since torch.compile guards a graph by every attribute that was read on the way.
-_CODES_IN_ORDER = tuple(option.codes for option in OPTIONS)
-_CHUNK_SIZE = [option.name for option in OPTIONS].index("chunk_size")
+# Of the delta rule, in the same order.
+DELTA_OPTIONS: tuple[Option, ...] = (
+    Option(
+        "write", "write", "int", "plain", "how beta is read: as it is, sigmoid(beta), or 2 sigmoid(beta)",
+        codes={"plain": 0, "sigmoid": 1, "twice_sigmoid": 2},
+    ),
+    Option(
+        "normalize_qk", "normalize_qk", "bool", False,
+        "q and k become x / sqrt(&#124;x&#124;^2 + 1e-6) first, with gradients through it",
+    ),
+    _LAYOUT,
+    _QK_SCALE,
+    _CHUNK_SIZE,
+)  # fmt: skip
 
 
-def _refusal(given: tuple) -> ValueError:
-    rows = zip(OPTIONS, given, strict=False)
-    return next(unknown(row.name, x, tuple(row.codes)) for row, x in rows if row.codes and x not in tuple(row.codes))
+class Table:
+    """The options of an operator: their defaults, and how the values of a call become the numbers of its arguments."""
 
+    def __init__(self, rows: tuple[Option, ...]) -> None:
+        self.rows = rows
+        self.defaults: Any = SimpleNamespace(**{row.name: row.default for row in rows})
+        self.codes: Any = SimpleNamespace(**{row.name: row.codes for row in rows if row.codes is not None})
+        # Plain data, since torch.compile guards a graph by every attribute that was read on the way.
+        self._codes_in_order = tuple(row.codes for row in rows)
+        self._chunk_size = rows.index(_CHUNK_SIZE)
+        self._default_codes = self.encode_all(tuple(row.default for row in rows))
 
-def encode_all(given: tuple) -> tuple:
-    """The first few options, or all of them, as operators take them; ValueError where one is not as described."""
-    try:
-        codes = [x if words is None else words[x] for words, x in zip(_CODES_IN_ORDER, given, strict=False)]
-    except (KeyError, TypeError):  # of which the second means a value that has no hash
-        raise _refusal(given) from None
-    if len(codes) > _CHUNK_SIZE:
-        codes[_CHUNK_SIZE] = _spacing(codes[_CHUNK_SIZE])
-    return tuple(codes)
+    def _refusal(self, given: tuple) -> ValueError:
+        rows = zip(self.rows, given, strict=False)
+        return next(unknown(row.name, x, tuple(row.codes)) for row, x in rows if row.codes and x not in tuple(row.codes))
 
+    def encode_all(self, given: tuple) -> tuple:
+        """The first few options, or all of them, as operators take them; ValueError where one is not as described."""
+        try:
+            codes = [x if words is None else words[x] for words, x in zip(self._codes_in_order, given, strict=False)]
+        except (KeyError, TypeError):  # of which the second means a value that has no hash
+            raise self._refusal(given) from None
+        if len(codes) > self._chunk_size:
+            codes[self._chunk_size] = _spacing(codes[self._chunk_size])
+        return tuple(codes)
 
-_DEFAULT_CODES = encode_all(tuple(option.default for option in OPTIONS))
+    def encode(self, given: tuple) -> tuple:
+        """The same without those at the end that are at their defaults."""
+        codes = self.encode_all(given)
+        count = len(codes)
+        while count > 0 and codes[count - 1] == self._default_codes[count - 1]:
+            count -= 1
+        return codes[:count]
 
-
-def encode(given: tuple) -> tuple:
-    """The same without those at the end that are at their defaults."""
-    codes = encode_all(given)
-    count = len(codes)
-    while count > 0 and codes[count - 1] == _DEFAULT_CODES[count - 1]:
-        count -= 1
-    return codes[:count]
+    def markdown(self) -> str:
+        kinds = {
+            "int": "a positive integer, None", "bool": "True, False", "float": "a number", "float?": "a number, None"
+        }  # fmt: skip
+        lines = ["| option | values | default | what |", "|---|---|---|---|"]
+        for row in self.rows:
+            if not row.is_keyword:
+                continue
+            values = kinds[row.type] if row.codes is None else ", ".join(map(_literal, row.codes))
+            steps = "" if row.of_steps else " (not of steps)"
+            lines.append(f"| `{row.name}` | {values} | {_literal(row.default)} | {row.doc}{steps} |")
+        return "\n".join(lines) + "\n"
 
 
 def _literal(value: Any) -> str:
     return f'`"{value}"`' if isinstance(value, str) else f"`{value!r}`"
 
 
-def table() -> str:
-    """The options in Markdown, for docs/python/api.md."""
-    kinds = {"int": "a positive integer, None", "bool": "True, False", "float": "a number", "float?": "a number, None"}
-    lines = ["| option | values | default | what |", "|---|---|---|---|"]
-    for option in OPTIONS:
-        if not option.is_keyword:
-            continue
-        values = kinds[option.type] if option.codes is None else ", ".join(map(_literal, option.codes))
-        steps = "" if option.of_steps else " (not of steps)"
-        lines.append(f"| `{option.name}` | {values} | {_literal(option.default)} | {option.doc}{steps} |")
-    return "\n".join(lines) + "\n"
+MLSTM, DELTA = Table(OPTIONS), Table(DELTA_OPTIONS)
+# Of the mLSTM.
+DEFAULTS, CODES, encode_all, encode = MLSTM.defaults, MLSTM.codes, MLSTM.encode_all, MLSTM.encode
 
 
 if __name__ == "__main__":
-    print(table(), end="")
+    print(MLSTM.markdown(), DELTA.markdown(), sep="\n", end="")

@@ -22,7 +22,8 @@ from torch import Tensor
 from tfla._gates import log_forget
 from tfla._options import CODES, DEFAULTS, GATE_FAMILIES, Gate, GateFamily, Keep, Layout, Normalizer, encode_all
 from tfla._torch import derivatives, fast_path, operators
-from tfla.ops import InitialState, State, _autocast, _parts
+from tfla._torch.autocast import autocast
+from tfla.ops import InitialState, State, _parts
 
 __all__ = ["mlstm"]
 
@@ -72,7 +73,7 @@ def mlstm(
         DEFAULTS.formulation,
     )  # fmt: skip
     options = encode_all(given)
-    q, k, v = _autocast(q, k, v)
+    q, k, v = autocast(q, k, v)
     if initial_state is not None and dist.get_rank(group) != 0:
         raise ValueError("tfla: initial_state is given on another rank than the first; it precedes the whole sequence")
     C, n, m = _parts(initial_state)

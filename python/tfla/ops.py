@@ -6,14 +6,14 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, overload
 
-import torch
 from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from tfla._options import DEFAULTS, Gate, Keep, Layout, Normalizer, encode
 from tfla._torch import derivatives, fast_path, operators
-from tfla._torch.derivatives import transforms_active
+from tfla._torch.autocast import autocast
 from tfla._torch.fast_path import any_autocast, call_alone, encoded
+from tfla._torch.transforms import transforms_active
 from tfla.state import State
 
 if TYPE_CHECKING:
@@ -32,15 +32,6 @@ def _parts(state: InitialState | None) -> tuple[Tensor | None, Tensor | None, Te
     except (TypeError, ValueError):
         raise ValueError("tfla: initial_state is not a triple (C, n, m)") from None
     return C, n, m
-
-
-def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Under torch.autocast q, k, v take its dtype, as operands of matrix products do; gates and states keep theirs."""
-    device = q.device.type
-    if not torch.is_autocast_enabled(device) or q.dtype == torch.float64:
-        return q, k, v
-    dtype = torch.get_autocast_dtype(device)
-    return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
 def _mlstm(
@@ -72,7 +63,7 @@ def _mlstm(
     compiling = is_compiling()
     options = encode(given) if compiling else encoded(given)
     if compiling or any_autocast():
-        q, k, v = _autocast(q, k, v)
+        q, k, v = autocast(q, k, v)
     inputs: tuple = (q, k, v, i, f)
     if options or initial_state is not None or cu_seqlens is not None:
         inputs = (*inputs, *_parts(initial_state), cu_seqlens, *options)
@@ -277,7 +268,7 @@ def mlstm_step(
     given = (gate, normalizer, layout, eps, qk_scale, soft_cap)
     compiling = is_dynamo_compiling()
     if compiling or any_autocast():
-        q, k, v = _autocast(q, k, v)
+        q, k, v = autocast(q, k, v)
     if compiling or transforms_active():
         return operators.step(q, k, v, i, f, C, n, m, slots, *encode(given))
     return fast_path.step(q, k, v, i, f, C, n, m, slots, given)

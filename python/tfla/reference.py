@@ -1,4 +1,4 @@
-"""The mLSTM token by token in float64, differentiated by PyTorch: what tests and self-check judge by.
+"""The operators token by token in float64, differentiated by PyTorch: what tests and self-check judge by.
 
 It shares nothing with the kernels. Slow; for small inputs.
 """
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tfla._gates import log_forget, log_input
-from tfla._options import DEFAULTS, GATE_FAMILIES
+from tfla._options import DEFAULTS, DELTA, GATE_FAMILIES
 
 
 def recurrence(
@@ -56,6 +56,43 @@ def recurrence(
         rows.append(h)
     h = torch.stack(rows, dim=1) if rows else v
     return h, (C, n, m)
+
+
+def delta_recurrence(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    g: Tensor | None = None,
+    *,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    write: str = DELTA.defaults.write,
+    normalize_qk: bool = DELTA.defaults.normalize_qk,
+    state: Tensor | None = None,
+    qk_scale: float | None = DELTA.defaults.qk_scale,
+) -> tuple[Tensor, Tensor]:
+    """h and the last state of the delta rule for q, k (B,T,Hqk,dqk), v (B,T,H,dhv), beta, g (B,T,H)."""
+    q, k, v, beta = (x.double() for x in (q, k, v, beta))
+    batch, tokens, heads, dhv = v.shape
+    if normalize_qk:
+        q, k = (x / torch.sqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
+    q, k = (x.repeat_interleave(heads // x.shape[2], dim=2) for x in (q, k))
+    strength = beta if write == "plain" else torch.sigmoid(beta) * (2 if write == "twice_sigmoid" else 1)
+    log_decay = torch.zeros_like(beta) if g is None else g.double()
+    if A_log is not None:
+        dt = log_decay if dt_bias is None else log_decay + dt_bias.double()
+        log_decay = -torch.exp(A_log.double()) * torch.nn.functional.softplus(dt)
+    scale = q.shape[-1] ** -0.5 if qk_scale is None else qk_scale
+    C = v.new_zeros(batch, heads, q.shape[-1], dhv) if state is None else state.double()
+    rows = []
+    for t in range(tokens):
+        C = torch.exp(log_decay[:, t])[..., None, None] * C
+        residual = v[:, t] - torch.einsum("bhd,bhde->bhe", k[:, t], C)
+        C = C + torch.einsum("bhd,bhe->bhde", strength[:, t, :, None] * k[:, t], residual)
+        rows.append(torch.einsum("bhd,bhde->bhe", scale * q[:, t], C))
+    h = torch.stack(rows, dim=1) if rows else v
+    return h, C
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:

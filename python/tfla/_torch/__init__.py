@@ -1,16 +1,19 @@
-"""The operators of bindings/torch.cc with all that PyTorch must know about them.
+"""The operators of bindings/torch*.cc with all that PyTorch must know about them.
 
-    operators     loads the library and names its operators
+    operators     loads the library and names the operators of the mLSTM
     derivatives   what their gradients are: the plain way to call them, right everywhere
     fast_path     the same with less host time; a reader may skip it
     fake          shapes, dtypes and devices of results, for torch.compile
     vmap          torch.vmap
+    delta         all of these for the operators of the delta rule
+    transforms    torch.func
+    autocast      torch.autocast
     memory        out of memory, as torch says it
 
 Private, and not `tfla.torch`: that would read as the counterpart of `tfla.jax`, which is `tfla` itself. Importing any
 of these imports them all, so that operators are never without their derivatives.
 """
 
-from tfla._torch import derivatives, fake, fast_path, operators, vmap
+from tfla._torch import delta, derivatives, fake, fast_path, operators, vmap
 
-__all__ = ["derivatives", "fake", "fast_path", "operators", "vmap"]
+__all__ = ["delta", "derivatives", "fake", "fast_path", "operators", "vmap"]

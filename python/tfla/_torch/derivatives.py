@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import torch
-import torch.autograd.forward_ad as _forward_ad
 from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 
 from tfla._options import CODES
 from tfla._torch import operators
 from tfla._torch.operators import DIFFERENTIABLE, FORMULATION, SAVING, TENSORS, TOKENS
+from tfla._torch.transforms import refusal, transformable, transformed
 
 _RECURRENT = (CODES.formulation["recurrent"],)
 
@@ -23,8 +22,7 @@ def zeros_for(v: Tensor) -> Tensor:
     return torch.zeros_like(v, memory_format=torch.contiguous_format)
 
 
-def _refuse(ctx: Any, *grads: Tensor | None) -> None:
-    raise RuntimeError("tfla: mlstm was asked for a second derivative (double backward); it has first derivatives only")
+_refuse = refusal("mlstm")
 
 
 def _save(ctx: Any, inputs: tuple, last_m: Tensor | None = None, saved: Tensor | None = None) -> None:
@@ -68,47 +66,12 @@ _register(operators.forward_with_state_and_saved, last_state=True, saved=True)
 torch.library.register_autograd("tfla::mlstm_backward", _refuse, setup_context=lambda ctx, inputs, output: None)
 
 
-# ---------------------------------------------------------------- for torch.func, which refuses what is registered so
-# Torch's own, and may be gone from a future one: calls are then slower, not wrong.
-below_autograd = getattr(torch._C, "_AutoDispatchBelowAutograd", contextlib.nullcontext)
-transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+# ---------------------------------------------------------------- for torch.func
+def _save_transformed(ctx: Any, inputs: tuple, output: Any) -> None:
+    _save(ctx, inputs, last_m=output[3] if isinstance(output, tuple) else None)
 
 
-class _Transformed(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(operator: Any, options: tuple, *tensors: Any) -> Any:
-        with below_autograd():
-            return operator(*tensors, *options)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
-        _save(ctx, (*inputs[2:], *inputs[1]), last_m=output[3] if isinstance(output, tuple) else None)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple:
-        return (None, None, *_gradients(_TransformedBackward.apply, ctx, *grads)[:TENSORS])
-
-
-class _TransformedBackward(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*inputs: Any) -> Any:
-        with below_autograd():
-            return operators.backward(*inputs)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
-        pass
-
-    backward = staticmethod(_refuse)
-
-
-def transformed() -> bool:
-    """Whether this call is inside a transformation of torch.func, or in forward mode, which such a Function refuses."""
-    return transforms_active() or _forward_ad._current_level >= 0
+_call_transformed = transformable(operators.backward, TENSORS, _save_transformed, _gradients, _refuse)
 
 
 # ---------------------------------------------------------------- calls
@@ -145,8 +108,7 @@ def without_saved(operator: Any, output: Any) -> tuple[Any, Tensor | None]:
 def call(operator: Any, inputs: tuple) -> Any:
     """forward or forward_with_state."""
     if not is_compiling() and transformed():
-        padded = (*inputs, *(None,) * (TENSORS - len(inputs)))
-        return _Transformed.apply(operator, padded[TENSORS:], *padded[:TENSORS])
+        return _call_transformed(operator, inputs)
     if trains(differentiable(inputs)):
         operator = saving(operator, inputs)
     return without_saved(operator, operator(*inputs))[0]

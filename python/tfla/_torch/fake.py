@@ -16,7 +16,7 @@ _SHORT_SEQUENCE = 64  # tokens; as choose_keep of src/plan/cuda_plan.cc has it
 _DEFAULTS = encode_all(tuple(option.default for option in OPTIONS))
 
 
-def _on_one_device(*tensors: Tensor | None) -> None:
+def on_one_device(*tensors: Tensor | None) -> None:
     devices = {x.device for x in tensors if x is not None}
     if len(devices) > 1:
         raise ValueError(f"tfla: tensors are on {', '.join(sorted(map(str, devices)))}; all must be on one device")
@@ -27,17 +27,26 @@ def _sequences(cu_seqlens: Tensor | None) -> int | None:
     return None if cu_seqlens is None else cu_seqlens.shape[0] - 1
 
 
-def _state_shapes(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, head_first: bool) -> list[tuple[int, ...]]:
+def state_shapes(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, head_first: bool) -> list[tuple[int, ...]]:
     sequences = _sequences(cu_seqlens)
     shape = (v.shape[0] if sequences is None else sequences, v.shape[1 if head_first else 2], q.shape[3], v.shape[3])
     return [shape, shape[:3], shape[:2]]
+
+
+def state_dtype(q: Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
+def gradient_of(x: Tensor | None, q: Tensor) -> Tensor:
+    """That of an input that may be left out is empty."""
+    return q.new_empty(0, dtype=torch.float32) if x is None else x.new_empty(x.shape)
 
 
 # Arguments at their defaults are left out at the end.
 @torch.library.register_fake("tfla::mlstm")
 @torch.library.register_fake("tfla::_mlstm")
 def _(q, k, v, i, f, C=None, n=None, m=None, cu_seqlens=None, *options):
-    _on_one_device(q, k, v, i, f, C, n, m, cu_seqlens)
+    on_one_device(q, k, v, i, f, C, n, m, cu_seqlens)
     return v.new_empty(v.shape)
 
 
@@ -109,15 +118,14 @@ def _saved(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, options: tuple) -> T
 @torch.library.register_fake("tfla::mlstm_with_saved")
 @torch.library.register_fake("tfla::_mlstm_with_saved")
 def _(q, k, v, i, f, C=None, n=None, m=None, cu_seqlens=None, *options):
-    _on_one_device(q, k, v, i, f, C, n, m, cu_seqlens)
+    on_one_device(q, k, v, i, f, C, n, m, cu_seqlens)
     return v.new_empty(v.shape), _saved(q, v, cu_seqlens, options)
 
 
 def _h_and_state(q, k, v, i, f, C=None, n=None, m=None, cu_seqlens=None, gate=0, normalizer=0, head_first=False, *_):
-    _on_one_device(q, k, v, i, f, C, n, m, cu_seqlens)
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    shapes = _state_shapes(q, v, cu_seqlens, head_first)
-    return (v.new_empty(v.shape), *(q.new_empty(shape, dtype=dtype) for shape in shapes))
+    on_one_device(q, k, v, i, f, C, n, m, cu_seqlens)
+    shapes = state_shapes(q, v, cu_seqlens, head_first)
+    return (v.new_empty(v.shape), *(q.new_empty(shape, dtype=state_dtype(q)) for shape in shapes))
 
 
 torch.library.register_fake("tfla::mlstm_with_state", _h_and_state)
@@ -130,20 +138,19 @@ def _(q, k, v, i, f, C=None, n=None, m=None, cu_seqlens=None, *options):
 
 @torch.library.register_fake("tfla::mlstm_backward")
 def _(dh, dC, dn, saved, q, k, v, i, f, C=None, n=None, m=None, cu_seqlens=None, *options):
-    _on_one_device(dh, dC, dn, saved, q, k, v, i, f, C, n, m, cu_seqlens)
+    on_one_device(dh, dC, dn, saved, q, k, v, i, f, C, n, m, cu_seqlens)
     grads = [x.new_empty(x.shape) for x in (q, k, v, i, f)]
-    states = [q.new_empty(0, dtype=torch.float32) if x is None else x.new_empty(x.shape) for x in (C, n)]
-    return (*grads, *states)
+    return (*grads, gradient_of(C, q), gradient_of(n, q))
 
 
 @torch.library.register_fake("tfla::_mlstm_backward")
 def _(dh, saved, q, k, v, i, f):
-    _on_one_device(dh, saved, q, k, v, i, f)
+    on_one_device(dh, saved, q, k, v, i, f)
     return tuple(x.new_empty(x.shape) for x in (q, k, v, i, f))
 
 
 @torch.library.register_fake("tfla::mlstm_step")
 @torch.library.register_fake("tfla::_mlstm_step")
 def _(q, k, v, i, f, C, n, m, slots=None, *options):
-    _on_one_device(q, k, v, i, f, C, n, m, slots)
+    on_one_device(q, k, v, i, f, C, n, m, slots)
     return v.new_empty(v.shape)

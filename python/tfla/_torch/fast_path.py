@@ -15,15 +15,16 @@ from torch import Tensor, is_grad_enabled
 
 from tfla._options import OPTIONS, encode
 from tfla._torch import derivatives, operators
-from tfla._torch.derivatives import keeps, transforms_active
+from tfla._torch.derivatives import keeps
 from tfla._torch.memory import torch_error
 from tfla._torch.operators import TENSORS, TOKENS
+from tfla._torch.transforms import below_autograd as _below_autograd
+from tfla._torch.transforms import transforms_active
 
 # Calling an operator, `op(...)`, is a Python function around `op._op(...)`.
 _forward_alone, _backward_alone = operators.forward_alone._op, operators.backward_alone._op
 _forward_with_saved_alone = operators.forward_with_saved_alone._op
 _step, _step_alone = operators.step._op, operators.step_alone._op
-_below_autograd = derivatives.below_autograd
 _increment_version = torch.autograd.graph.increment_version
 # One question in place of one for the device of q. Torch's own, and unknown to torch.compile: slower without it, not
 # wrong.

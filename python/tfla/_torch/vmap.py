@@ -10,12 +10,14 @@ from torch import Tensor
 from tfla._torch.operators import TENSORS
 
 
-def _fold(x: Tensor | None, axis: int | None, size: int) -> Tensor | None:
-    """(V,B,...) -> (V*B,...), with V repeated where x does not have it."""
+def fold(x: Tensor | None, axis: int | None, size: int, at: int = 0) -> Tensor | None:
+    """Merges vmap's axis V into the axis `at`: (V,B,...) -> (V*B,...) for 0; V is repeated where x does not have it."""
     if x is None:
         return None
     x = x.expand(size, *x.shape) if axis is None else x.movedim(axis, 0)
-    return x.flatten(0, 1)
+    x = x.movedim(0, at).flatten(at, at + 1)
+    # An axis of one folds without a copy, whatever the strides; the last axis is to be contiguous.
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _unfold(x: Tensor, size: int, batch: int) -> Tensor:
@@ -27,6 +29,21 @@ def _batch_of(x: Tensor, axis: int | None) -> int:
     return x.shape[1 if axis == 0 else 0]
 
 
+def refuse_packed(cu_seqlens: Tensor | None) -> None:
+    if cu_seqlens is not None:
+        raise ValueError("tfla: cu_seqlens is given under vmap; packed sequences lie in a batch of 1, so pack them all")
+
+
+def refuse_shared(slots: Tensor | None, axes: tuple) -> None:
+    """axes: vmap's of the parts of a state."""
+    if slots is not None:
+        raise ValueError("tfla: slots is given under vmap; they belong to one call, so make it without vmap")
+    if None in axes:
+        raise ValueError(
+            "tfla: the state is not batched by vmap; each call updates one of its own, so give it that axis"
+        )
+
+
 def _register(name: str, tensors: int, first: int = 0) -> None:
     """tensors: how many arguments are; first: which of them is the first that forward takes."""
     operator = getattr(torch.ops.tfla, name).default
@@ -35,11 +52,8 @@ def _register(name: str, tensors: int, first: int = 0) -> None:
         missing = (None,) * (tensors - len(inputs))  # at their defaults
         inputs, in_dims = (*inputs, *missing), (*in_dims, *missing)
         size, cu_seqlens = info.batch_size, inputs[tensors - 1]
-        if cu_seqlens is not None:
-            raise ValueError(
-                "tfla: cu_seqlens is given under vmap; packed sequences lie in a batch of 1, so pack them all"
-            )
-        folded = [_fold(x, axis, size) for x, axis in zip(inputs[:tensors], in_dims[:tensors], strict=True)]
+        refuse_packed(cu_seqlens)
+        folded = [fold(x, axis, size) for x, axis in zip(inputs[:tensors], in_dims[:tensors], strict=True)]
         output = operator(*folded, *inputs[tensors:])
         batch = _batch_of(inputs[first], in_dims[first])
         if isinstance(output, Tensor):
@@ -60,17 +74,11 @@ _register("mlstm_backward", TENSORS + 4, first=4)
 
 def _step(info: Any, in_dims: tuple, *inputs: Any) -> Any:
     size, (C, n, m) = info.batch_size, inputs[5:8]
-    slots = inputs[8] if len(inputs) > 8 else None
-    if slots is not None:
-        raise ValueError("tfla: slots is given under vmap; they belong to one call, so make it without vmap")
-    if None in in_dims[5:8]:
-        raise ValueError(
-            "tfla: the state is not batched by vmap; each call updates one of its own, so give it that axis"
-        )
+    refuse_shared(inputs[8] if len(inputs) > 8 else None, in_dims[5:8])
     state = [x.movedim(axis, 0) for x, axis in zip((C, n, m), in_dims[5:8], strict=True)]
     # A copy where the axes do not lie one behind the other.
     folded = [x.flatten(0, 1) for x in state]
-    tokens = [_fold(x, axis, size) for x, axis in zip(inputs[:5], in_dims[:5], strict=True)]
+    tokens = [fold(x, axis, size) for x, axis in zip(inputs[:5], in_dims[:5], strict=True)]
     h = torch.ops.tfla.mlstm_step.default(*tokens, *folded, None, *inputs[9:])
     for x, y in zip(state, folded, strict=True):
         if x.data_ptr() != y.data_ptr():
