@@ -3,6 +3,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "api/scratch.h"
 #include "api/validate.h"
 #include "core/checks.h"
 #include "plan/backend.h"
@@ -32,34 +33,9 @@ void check_plan(const Plan& plan, Operation operation, MlstmShape shape, const M
   if (!aligned && needs_alignment(plan)) {
     refuse("tfla: plan was made for tensors whose rows begin on 16 bytes, in a dense batch; plan these arguments");
   }
-  if (scratch.size() < plan.scratch_bytes) {
-    refuse(fmt::format("tfla: scratch has {} bytes; the plan needs {}", scratch.size(), plan.scratch_bytes));
-  }
-  if (reinterpret_cast<std::uintptr_t>(scratch.data()) % scratch_alignment != 0) {
-    refuse(fmt::format("tfla: scratch is not aligned to {} bytes", scratch_alignment));
-  }
+  check_scratch(plan.scratch_bytes, scratch);
   check_saved(plan, saved);
 }
-
-// Scratch of a call that allocates its own, on the plan's device.
-class OwnScratch {
- public:
-  OwnScratch(const Plan& plan, void* stream) : backend_(backend(plan.device)), stream_(stream) {
-    if (plan.scratch_bytes > 0) memory_ = backend_.allocate(plan.scratch_bytes, stream);
-  }
-  ~OwnScratch() {
-    if (memory_ != nullptr) backend_.release(memory_, stream_);
-  }
-  OwnScratch(const OwnScratch&) = delete;
-  OwnScratch& operator=(const OwnScratch&) = delete;
-
-  [[nodiscard]] std::byte* data() const { return memory_; }
-
- private:
-  const Backend& backend_;
-  void* stream_;
-  std::byte* memory_ = nullptr;
-};
 
 void run(const MlstmForward& args, const Plan& plan, std::byte* scratch, void* stream) {
   backend(plan.device).forward(args, plan, scratch, stream);
@@ -76,7 +52,7 @@ void plan_and_run(const Args& args, const Execution& execution) {
   if (execution.gpu) refuse("tfla: execution.gpu is given; it is for plans, and a call runs on the current GPU");
   const Plan chosen = plan(args, execution);
   if constexpr (!std::is_same_v<Args, MlstmStep>) check_saved(chosen, args.saved);
-  const OwnScratch scratch(chosen, execution.stream);
+  const OwnScratch scratch(chosen.device, chosen.scratch_bytes, execution.stream);
   run(args, chosen, scratch.data(), execution.stream);
 }
 

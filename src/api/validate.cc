@@ -8,11 +8,11 @@
 #include <string_view>
 #include <vector>
 
+#include "api/validate_parts.h"
 #include "core/alignment.h"
 #include "core/checks.h"
 #include "core/gate_family.h"
 #include "core/overlap.h"
-#include "core/read_index.h"
 #include "plan/backend.h"
 #include "plan/kernel_table.h"
 #include "tfla/error.h"
@@ -21,15 +21,8 @@ namespace tfla {
 
 namespace {
 
-constexpr std::initializer_list<DType> floats = {DType::float32, DType::float64, DType::bfloat16, DType::float16};
-constexpr std::initializer_list<DType> integers = {DType::int32, DType::int64};
-
 // Far beyond what memory holds, and products of such numbers still fit 64 bits.
 constexpr std::int64_t largest_head_dim = std::numeric_limits<std::int32_t>::max();
-
-[[nodiscard]] DType state_dtype(const MlstmShape& shape) {
-  return shape.dtype == DType::float64 ? DType::float64 : DType::float32;
-}
 
 // q, k, v, i, f: what all three operations read. The shape is that of a dense batch.
 template <class Args>
@@ -41,11 +34,9 @@ MlstmShape check_inputs(const Args& args) {
   validate_shape(shape);
   check_same_dtype("k", args.k, "q", shape.dtype);
   check_same_dtype("v", args.v, "q", shape.dtype);
-  check_tensor("q", args.q, {shape.batch, shape.tokens, shape.qk_heads, shape.dqk}, "(B,T,Hqk,dqk)",
-               LastAxis::contiguous);
-  check_tensor("k", args.k, {shape.batch, shape.tokens, shape.qk_heads, shape.dqk}, "(B,T,Hqk,dqk)",
-               LastAxis::contiguous);
-  check_tensor("v", args.v, {shape.batch, shape.tokens, shape.heads, shape.dhv}, "(B,T,H,dhv)", LastAxis::contiguous);
+  check_keys("q", args.q, shape);
+  check_keys("k", args.k, shape);
+  check_values("v", args.v, shape);
   check_tensor("i", args.i, {shape.batch, shape.tokens, shape.heads}, "(B,T,H)", LastAxis::any);
   check_tensor("f", args.f, {shape.batch, shape.tokens, shape.heads}, "(B,T,H)", LastAxis::any);
   check_dtype("i", args.i, floats);
@@ -53,23 +44,6 @@ MlstmShape check_inputs(const Args& args) {
   return shape;
 }
 
-// A tensor like v.
-void check_values(const char* name, const TensorView& view, const MlstmShape& shape) {
-  check_tensor(name, view, {shape.batch, shape.tokens, shape.heads, shape.dhv}, "(B,T,H,dhv)", LastAxis::contiguous);
-  check_same_dtype(name, view, "q", shape.dtype);
-}
-
-void check_state_part(std::string_view name, const TensorView& view, const MlstmShape& shape,
-                      std::initializer_list<std::int64_t> extents, const char* axes, LastAxis last_axis) {
-  check_tensor(name, view, extents, axes, last_axis);
-  if (view.dtype == state_dtype(shape)) return;
-  refuse(fmt::format("tfla: {} has dtype {}; states are {} when q is {}", name, tfla::name(view.dtype),
-                     tfla::name(state_dtype(shape)), tfla::name(shape.dtype)));
-}
-
-void check_state_C(std::string_view name, const TensorView& C, std::int64_t states, const MlstmShape& shape) {
-  check_state_part(name, C, shape, {states, shape.heads, shape.dqk, shape.dhv}, "(N,H,dqk,dhv)", LastAxis::contiguous);
-}
 void check_state_n(std::string_view name, const TensorView& n, std::int64_t states, const MlstmShape& shape) {
   check_state_part(name, n, shape, {states, shape.heads, shape.dqk}, "(N,H,dqk)", LastAxis::contiguous);
 }
@@ -99,75 +73,6 @@ template <class Grad>
 void check_state_grad(const StateNames& names, const Grad& grad, const MlstmShape& shape) {
   if (grad.C.given()) check_state_C(names.C, grad.C, shape.sequences, shape);
   if (grad.n.given()) check_state_n(names.n, grad.n, shape.sequences, shape);
-}
-
-void check_index_vector(const char* name, const TensorView& view, const char* axes) {
-  check_rank(name, view, 1, axes);
-  check_dtype(name, view, integers);
-  check_tensor(name, view, {view.shape[0]}, axes, LastAxis::any);
-}
-
-// Packed sequences: fills `packed`, `sequences` and `longest`.
-void check_cu_seqlens(const TensorView& cu, Device device, MlstmShape& shape) {
-  if (!cu.given()) return;
-  check_index_vector("cu_seqlens", cu, "(N+1)");
-  if (shape.batch != 1) {
-    refuse(
-        fmt::format("tfla: cu_seqlens is given with a batch of {}; packed sequences lie in a batch of 1", shape.batch));
-  }
-  if (cu.shape[0] == 0) refuse("tfla: cu_seqlens is empty; it must hold at least the 0 it begins with");
-  if (cu.shape[0] == 1 && shape.tokens > 0) {
-    refuse(fmt::format("tfla: cu_seqlens has 1 element for {} tokens; it must hold where each sequence begins and ends",
-                       shape.tokens));
-  }
-  shape.packed = true;
-  shape.sequences = cu.shape[0] - 1;
-  if (device != Device::cpu) return;
-  std::int64_t previous = read_index(cu, 0);
-  if (previous != 0) refuse(fmt::format("tfla: cu_seqlens begins with {}; it must begin with 0", previous));
-  shape.longest = 0;
-  for (std::int64_t s = 1; s <= shape.sequences; ++s) {
-    const std::int64_t next = read_index(cu, s);
-    if (next < previous) {
-      refuse(fmt::format("tfla: cu_seqlens falls from {} to {} at index {}; it must not decrease", previous, next, s));
-    }
-    shape.longest = std::max(shape.longest, next - previous);
-    previous = next;
-  }
-  if (previous > shape.tokens) {
-    refuse(fmt::format("tfla: cu_seqlens ends with {}; there are {} tokens", previous, shape.tokens));
-  }
-}
-
-void check_slots(const TensorView& slots, Device device, const MlstmShape& shape, std::int64_t states) {
-  if (!slots.given()) {
-    if (states != shape.batch) {
-      refuse(fmt::format("tfla: state.C has {} states for a batch of {}; they must be equal unless slots is given",
-                         states, shape.batch));
-    }
-    return;
-  }
-  check_index_vector("slots", slots, "(B)");
-  check_tensor("slots", slots, {shape.batch}, "(B)", LastAxis::any);
-  if (device != Device::cpu) return;
-  std::vector<std::int64_t> used;
-  used.reserve(static_cast<std::size_t>(shape.batch));
-  for (std::int64_t b = 0; b < shape.batch; ++b) {
-    const std::int64_t slot = read_index(slots, b);
-    if (slot == padding_slot) continue;
-    if (slot < 0 || slot >= states) {
-      refuse(
-          fmt::format("tfla: slots[{}] is {}; it must be at least 0 and below {}, the number of states, or {} for "
-                      "padding",
-                      b, slot, states, padding_slot));
-    }
-    used.push_back(slot);
-  }
-  std::sort(used.begin(), used.end());
-  const auto twice = std::adjacent_find(used.begin(), used.end());
-  if (twice != used.end()) {
-    refuse(fmt::format("tfla: slots holds {} twice; every row of the batch needs a state of its own", *twice));
-  }
 }
 
 template <class Args>
@@ -339,11 +244,8 @@ MlstmShape validate(const MlstmBackward& args, Device device) {
   validate_options(args.options, Operation::backward);
   MlstmShape shape = check_inputs(args);
   check_values("dh", args.dh, shape);
-  for (const auto& [name, view] : {std::pair{"dq", &args.dq}, std::pair{"dk", &args.dk}}) {
-    check_tensor(name, *view, {shape.batch, shape.tokens, shape.qk_heads, shape.dqk}, "(B,T,Hqk,dqk)",
-                 LastAxis::contiguous);
-    check_same_dtype(name, *view, "q", shape.dtype);
-  }
+  check_keys("dq", args.dq, shape);
+  check_keys("dk", args.dk, shape);
   check_values("dv", args.dv, shape);
   check_tensor("di", args.di, {shape.batch, shape.tokens, shape.heads}, "(B,T,H)", LastAxis::any);
   check_tensor("df", args.df, {shape.batch, shape.tokens, shape.heads}, "(B,T,H)", LastAxis::any);
@@ -384,7 +286,7 @@ MlstmShape validate(const MlstmStep& args, Device device) {
   check_rank("state.C", args.state.C, 4, "(S,H,dqk,dhv)");
   const std::int64_t states = args.state.C.shape[0];
   check_whole_state({"state.C", "state.n", "state.m"}, args.state, states, shape);
-  check_slots(args.slots, device, shape, states);
+  check_slots(args.slots, device, shape, "state.C", states);
 
   OverlapCheck check;
   add_inputs(check, args);

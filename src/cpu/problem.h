@@ -19,6 +19,12 @@ struct Sequence {
   std::int64_t packed = 0;  // tokens of all sequences before it
 };
 
+[[nodiscard]] inline Sequence sequence_of(const MlstmShape& shape, const TensorView& cu_seqlens, std::int64_t index) {
+  if (!cu_seqlens.given()) return {index, index, 0, shape.tokens, index * shape.tokens};
+  const std::int64_t begin = read_index(cu_seqlens, index);
+  return {index, 0, begin, read_index(cu_seqlens, index + 1) - begin, begin};
+}
+
 struct Problem {
   const Plan& plan;
   Settings settings;
@@ -34,7 +40,7 @@ struct Problem {
   [[nodiscard]] std::int64_t group() const { return plan.shape.heads / plan.shape.qk_heads; }
   [[nodiscard]] std::int64_t tokens() const { return plan.shape.batch * plan.shape.tokens; }
   [[nodiscard]] bool has_initial_state() const { return initial_state.C.given(); }
-  [[nodiscard]] Sequence sequence(std::int64_t index) const;
+  [[nodiscard]] Sequence sequence(std::int64_t index) const { return sequence_of(plan.shape, cu_seqlens, index); }
 };
 
 struct ForwardOutputs {
@@ -52,12 +58,6 @@ struct BackwardTensors {
   MutableTensorView df;                  // [B,T,H]
   MutableMlstmStateGrad dinitial_state;  // optional
 };
-
-inline Sequence Problem::sequence(std::int64_t index) const {
-  if (!cu_seqlens.given()) return {index, index, 0, plan.shape.tokens, index * plan.shape.tokens};
-  const std::int64_t begin = read_index(cu_seqlens, index);
-  return {index, 0, begin, read_index(cu_seqlens, index + 1) - begin, begin};
-}
 
 // ---------------------------------------------------------------- tiles within chunks
 // Chunks start at multiples of plan.chunk within a sequence, tiles at multiples of plan.tile within a chunk.

@@ -5,19 +5,21 @@
 
 namespace tfla::cpu {
 
-// Worker: a struct of pointers that carves its arrays from an arena.
+// Worker: a struct of pointers that carves its arrays from an arena, as the plan of its operator says.
 template <class Worker>
 class Workers {
  public:
   Workers() = default;
-  Workers(Arena& arena, const Plan& plan) {
+  template <class AnyPlan>
+  Workers(Arena& arena, const AnyPlan& plan) {
     Arena counter;
     const Worker measured(counter, plan);
     size_ = static_cast<std::int64_t>(counter.used());
     memory_ = arena.take<std::byte>(plan.threads * size_);
   }
 
-  [[nodiscard]] Worker at(const Plan& plan, int index) const {
+  template <class AnyPlan>
+  [[nodiscard]] Worker at(const AnyPlan& plan, int index) const {
     Arena arena(memory_ + index * size_);
     return Worker(arena, plan);
   }

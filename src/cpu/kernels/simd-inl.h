@@ -319,6 +319,31 @@ HWY_INLINE void step_panel(Decay<Real> decay, const Real* input, const Real* q, 
   for (; r < rows; ++r) step_rows<1>(decay, input + r, q + r, v, C + r * stride, stride, h, cols);
 }
 
+template <int Rows, class Real>
+HWY_INLINE void add_rows(const Real* HWY_RESTRICT weights, const Real* HWY_RESTRICT C, int64_t stride,
+                         Real* HWY_RESTRICT out, int64_t cols) {
+  const auto columns = [&](auto d, int64_t j) HWY_ATTR {
+    auto sum = hn::LoadU(d, out + j);
+    for (int r = 0; r < Rows; ++r) sum = hn::MulAdd(hn::Set(d, weights[r]), hn::LoadU(d, C + r * stride + j), sum);
+    hn::StoreU(sum, d, out + j);
+  };
+  const hn::ScalableTag<Real> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t j = 0;
+  for (; j + lanes <= cols; j += lanes) columns(d, j);
+  for (; j < cols; ++j) columns(hn::CappedTag<Real, 1>(), j);
+}
+
+template <class Real>
+HWY_INLINE void weighted_rows(const Real* weights, const Real* C, int64_t stride, Real* out, int64_t rows,
+                              int64_t cols) {
+  constexpr int block = 8;
+  for (int64_t j = 0; j < cols; ++j) out[j] = 0;
+  int64_t r = 0;
+  for (; r + block <= rows; r += block) add_rows<block>(weights + r, C + r * stride, stride, out, cols);
+  for (; r < rows; ++r) add_rows<1>(weights + r, C + r * stride, stride, out, cols);
+}
+
 // ---------------------------------------------------------------- one entry per type, for the dispatch table
 
 #define TFLA_SIMD_ENTRIES(Real, suffix)                                                                               \
@@ -343,6 +368,10 @@ HWY_INLINE void step_panel(Decay<Real> decay, const Real* input, const Real* q, 
   HWY_ATTR void step_panel_##suffix(Decay<Real> decay, const Real* input, const Real* q, const Real* v, Real* C,      \
                                     int64_t stride, Real* h, int64_t rows, int64_t cols) {                            \
     step_panel(decay, input, q, v, C, stride, h, rows, cols);                                                         \
+  }                                                                                                                   \
+  HWY_ATTR void weighted_rows_##suffix(const Real* weights, const Real* C, int64_t stride, Real* out, int64_t rows,   \
+                                       int64_t cols) {                                                                \
+    weighted_rows(weights, C, stride, out, rows, cols);                                                               \
   }
 TFLA_SIMD_ENTRIES(float, f32)
 TFLA_SIMD_ENTRIES(double, f64)

@@ -63,6 +63,7 @@ const char* target_name() { return HWY_DYNAMIC_DISPATCH(target)(); }
   HWY_EXPORT(add_products_##suffix);                                                                                \
   HWY_EXPORT(step_vector_##suffix);                                                                                 \
   HWY_EXPORT(step_panel_##suffix);                                                                                  \
+  HWY_EXPORT(weighted_rows_##suffix);                                                                               \
   void exp_shifted(Real factor, double shift, const double* x, Real* out, std::int64_t n) {                         \
     HWY_DYNAMIC_DISPATCH(exp_shifted_##suffix)(factor, shift, x, out, n);                                           \
   }                                                                                                                 \
@@ -90,6 +91,10 @@ const char* target_name() { return HWY_DYNAMIC_DISPATCH(target)(); }
   void step_panel(Decay<Real> decay, const Real* input, const Real* q, const Real* v, Real* C, std::int64_t stride, \
                   Real* h, std::int64_t rows, std::int64_t cols) {                                                  \
     HWY_DYNAMIC_DISPATCH(step_panel_##suffix)(decay, input, q, v, C, stride, h, rows, cols);                        \
+  }                                                                                                                 \
+  void weighted_rows(const Real* weights, const Real* C, std::int64_t stride, Real* out, std::int64_t rows,         \
+                     std::int64_t cols) {                                                                           \
+    HWY_DYNAMIC_DISPATCH(weighted_rows_##suffix)(weights, C, stride, out, rows, cols);                              \
   }
 TFLA_SIMD_DISPATCH(float, f32)
 TFLA_SIMD_DISPATCH(double, f64)

@@ -56,6 +56,12 @@ void step_panel(Decay<float> decay, const float* input, const float* q, const fl
 void step_panel(Decay<double> decay, const double* input, const double* q, const double* v, double* C,
                 std::int64_t stride, double* h, std::int64_t rows, std::int64_t cols);
 
+// out = sum_r weights_r C_r, for the rows of a panel.
+void weighted_rows(const float* weights, const float* C, std::int64_t stride, float* out, std::int64_t rows,
+                   std::int64_t cols);
+void weighted_rows(const double* weights, const double* C, std::int64_t stride, double* out, std::int64_t rows,
+                   std::int64_t cols);
+
 // The instruction set in use, for reports.
 [[nodiscard]] const char* target_name();
 

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "cpu/gate_tensor.h"
 #include "cpu/kernels/simd.h"
 
 namespace tfla::cpu {
@@ -24,33 +25,6 @@ void limit_resets(double m, double* log_f, const double* log_i, std::int64_t len
   for (std::int64_t t = 0; t < length; ++t) {
     if (log_f[t] < least) log_f[t] = least;
   }
-}
-
-std::int64_t gate_offset(const TensorView& view, const Sequence& sequence, std::int64_t token, std::int64_t head) {
-  return sequence.batch * view.strides[0] + (sequence.offset + token) * view.strides[1] + head * view.strides[2];
-}
-
-// One number of a gate tensor: the rows of different heads interleave, so there is no vector to load.
-double read_gate(const TensorView& view, std::int64_t offset) {
-  switch (view.dtype) {
-    case DType::float64: return static_cast<const double*>(view.data)[offset];
-    case DType::float32: return static_cast<double>(static_cast<const float*>(view.data)[offset]);
-    default: {
-      float value = 0;
-      simd::load(static_cast<const std::uint16_t*>(view.data) + offset, view.dtype, &value, 1);
-      return static_cast<double>(value);
-    }
-  }
-}
-
-void write_gate(const MutableTensorView& view, std::int64_t offset, double value) {
-  if (view.dtype == DType::float64) {
-    static_cast<double*>(view.data)[offset] = value;
-    return;
-  }
-  const auto narrow = static_cast<float>(value);
-  auto* at = static_cast<std::byte*>(view.data) + offset * item_size(view.dtype);
-  simd::store(1.0F, &narrow, at, view.dtype, 1);
 }
 
 void read_gates(const TensorView& view, const Sequence& sequence, std::int64_t head, double* to) {

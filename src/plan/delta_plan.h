@@ -1,0 +1,11 @@
+// What is chosen for the delta rule. Arguments are valid here (src/api).
+#pragma once
+
+#include "tfla/delta.h"
+
+namespace tfla {
+
+[[nodiscard]] DeltaPlan make_delta_plan(Operation operation, const DeltaShape& shape, const DeltaOptions& options,
+                                        const Execution& execution);
+
+}  // namespace tfla
