@@ -174,6 +174,13 @@ def test_without_gates():
     assert relative_error(fla.fused_recurrent_delta_rule(q, k, v)[0], expected) < 1e-10
 
 
+def test_any_strides():
+    """As a convolution over (B,D,T) leaves them."""
+    q, k, v, g, beta, _ = tensors(torch.float64)
+    turned = [x.transpose(1, 3).contiguous().transpose(1, 3) for x in (q, k, v)]
+    assert torch.equal(CHUNK(*turned, g, beta)[0], CHUNK(q, k, v, g, beta)[0])
+
+
 def test_states():
     """None unless asked for; any dtype in, float32 out; the one given is left as it is."""
     q, k, v, g, beta, state = tensors()
@@ -229,7 +236,7 @@ REFUSED = [
     (RECURRENT, {"g": g, "beta": beta, "head_first": True}, DeprecationWarning, "head_first is gone"),
     (PLAIN[0], {"beta": beta, "g": g}, TypeError, "g is not an argument"),
     (PLAIN[0], {"beta": beta, "initial_state": state[:1]}, ValueError, "initial_state has shape"),
-    (PLAIN[1], {"beta": v}, ValueError, "beta has shape"),
+    (PLAIN[1], {"beta": v}, ValueError, "beta has 4 axes"),
 ]
 
 

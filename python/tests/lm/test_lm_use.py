@@ -39,7 +39,7 @@ def data(tmp_path_factory):
     return make_data(tmp_path_factory.mktemp("lm"))
 
 
-@pytest.mark.parametrize("kind", ["xlstm", "transformer"])
+@pytest.mark.parametrize("kind", ["xlstm", "transformer", "deltanet"])
 def test_evaluation_is_the_mean_over_documents(data, kind):
     model, rows = make_model(kind=kind), Dataset(data, "validation", 70)
     result = evaluate(model, rows, batch=3)
@@ -154,11 +154,11 @@ REFUSED = [
     (lambda: Session(make_model(), []), "the list of prompts is empty"),
     (
         lambda: Session(make_model(kind="transformer"), PROMPTS),
-        "kind is 'transformer', which keeps no state; only xlstm gen",
+        "kind is 'transformer', which keeps no state; only xlstm or deltanet gen",
     ),
     (
         lambda: make_model(kind="transformer").prefill(torch.zeros(1, 3, dtype=torch.long)),
-        "kind is 'transformer', which keeps no state; only xlstm generates",
+        "kind is 'transformer', which keeps no state; only xlstm or deltanet generates",
     ),
 ]
 

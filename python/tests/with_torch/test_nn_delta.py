@@ -274,7 +274,7 @@ def test_states():
 
 REFUSED = [
     ({"expand_v": 1.25}, "expand_v is 1.25; times head_dim 6"),
-    ({"num_v_heads": 3}, "num_v_heads is 3; it must be a multiple of num_heads, 2"),
+    ({"num_v_heads": 3}, "num_v_heads is 3; it must be a positive multiple of num_heads, 2"),
     ({"conv_size": 0}, "conv_size is 0"),
 ]
 

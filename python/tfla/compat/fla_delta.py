@@ -180,6 +180,11 @@ def _gate(
     return {"A_log": A_log, "dt_bias": dt_bias}
 
 
+def with_contiguous_rows(x: Tensor) -> Tensor:
+    """As the operator takes its inputs; those of a convolution over (B,D,T) are transposed."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 def _delta_rule(
     q: Tensor,
     k: Tensor,
@@ -196,6 +201,7 @@ def _delta_rule(
     **options: Any,
 ) -> Result:
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    q, k, v = (with_contiguous_rows(x) for x in (q, k, v))
     if beta is None:
         beta = torch.ones((), dtype=wide, device=q.device).expand(v.shape[:3])
     if initial_state is not None:

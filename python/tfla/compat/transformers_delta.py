@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import tfla
+from tfla.compat.fla_delta import with_contiguous_rows
 
 FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "olmo_hybrid")
 FUNCTIONS = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
@@ -54,7 +55,8 @@ def _on_tfla(original: Callable[..., Any]) -> Callable[..., Any]:
             state = initial_state.to(torch.float64 if query.dtype == torch.float64 else torch.float32)
             # The model copies the last state over the one given here, which backward still needs.
             options["initial_state"] = state.clone() if torch.is_grad_enabled() and state is initial_state else state
-        result = tfla.delta_rule(query, key, value, beta, g, normalize_qk=use_qk_l2norm_in_kernel, **options)
+        q, k, v = (with_contiguous_rows(x) for x in (query, key, value))
+        result = tfla.delta_rule(q, k, v, beta, g, normalize_qk=use_qk_l2norm_in_kernel, **options)
         return result if output_final_state else (result, None)
 
     return gated_delta_rule

@@ -1,4 +1,4 @@
-"""Gated DeltaNet, and DeltaNet without its decay: blocks of layers of the delta rule. On the CPU, as the operator is."""
+"""Gated DeltaNet, and DeltaNet without its decay: blocks of layers of the delta rule, on the CPU as the operator is."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ class DeltaNetConfig(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.head_dim is None and 3 * self.dim % (4 * self.heads):
-            raise ValueError(f"tfla: heads is {self.heads} for dim {self.dim}; it must divide 3/4 of dim, or give head_dim")
+            raise ValueError(
+                f"tfla: heads is {self.heads} for dim {self.dim}; it must divide 3/4 of dim, or give head_dim"
+            )
         if self.values % self.heads:
             raise ValueError(f"tfla: v_heads is {self.v_heads}; it must be a multiple of heads, {self.heads}")
         if (self.keys * self.expand_v) % 1:
@@ -57,6 +59,7 @@ class DeltaNet(Kind[DeltaNetConfig]):
     sizes = {"400m": {"heads": 6}, "1.4b": {"heads": 6}, "7b": {"heads": 12}}
     variants = {"deltanet": {}}
     decodes = True
+    runs_on_cuda = False
 
     def mixer(self, config: DeltaNetConfig) -> GatedDeltaNet:
         return GatedDeltaNet(
