@@ -174,6 +174,29 @@ def test_without_gates():
     assert relative_error(fla.fused_recurrent_delta_rule(q, k, v)[0], expected) < 1e-10
 
 
+@pytest.mark.parametrize("v_first", [False, True])
+@pytest.mark.parametrize("function", [CHUNK, RECURRENT])
+def test_token_by_token(function, v_first):
+    """From state to state without gradients, which is another kernel; a state that is given stays as it is."""
+    q, k, v, g, beta, state = (x[:, :9] if x.shape[1] == T else x for x in tensors(torch.float64, heads=2 * H))
+    expected, expected_state = recurrence(q, k, v, g, beta, 0.3, state)
+    rows, last, options = [], state.mT if v_first else state, {"scale": 0.3, "state_v_first": v_first}
+    for t in range(9):
+        token, before = (x[:, t : t + 1] for x in (q, k, v)), last.clone()
+        o, after = function(
+            *token, g=g[:, t : t + 1], beta=beta[:, t : t + 1], initial_state=last, output_final_state=True, **options
+        )
+        assert torch.equal(last, before)
+        rows, last = [*rows, o], after
+    assert relative_error(torch.cat(rows, 1), expected) < 1e-10
+    assert relative_error(last.mT if v_first else last, expected_state) < 1e-10
+    first = [x[:, :1] for x in (q, k, v)]
+    alone = function(*first, g=g[:, :1], beta=beta[:, :1], use_qk_l2norm_in_kernel=True)
+    assert alone[1] is None
+    normed = recurrence(unit(first[0]), unit(first[1]), first[2], g[:, :1], beta[:, :1])[0]
+    assert relative_error(alone[0], normed) < 1e-10
+
+
 def test_any_strides():
     """As a convolution over (B,D,T) leaves them."""
     q, k, v, g, beta, _ = tensors(torch.float64)

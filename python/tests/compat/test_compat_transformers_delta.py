@@ -55,9 +55,14 @@ def make_model(dtype=torch.float32, cls=Qwen3NextForCausalLM, config=Qwen3NextCo
 
 
 def calls(monkeypatch) -> list[int]:
-    """The lengths of sequences that reach tfla's operator."""
-    seen, operator = [], tfla.delta_rule
-    monkeypatch.setattr(tfla, "delta_rule", lambda q, *x, **named: seen.append(q.shape[1]) or operator(q, *x, **named))
+    """The lengths of sequences that reach tfla's operators."""
+    seen = []
+
+    def counted(operator):
+        return lambda q, *x, **named: seen.append((operator.__name__, q.shape[1])) or operator(q, *x, **named)
+
+    for operator in (tfla.delta_rule, tfla.delta_rule_step):
+        monkeypatch.setattr(tfla, operator.__name__, counted(operator))
     return seen
 
 
@@ -74,12 +79,12 @@ def test_logits_and_states(whole, monkeypatch):
         seen = calls(monkeypatch)
         compat.patch(None if whole else model)
         actual = model(PROMPT, use_cache=True)
-        assert seen == [77]
+        assert seen == [("delta_rule", 77)]
         assert relative_error(actual.logits, expected.logits) < ROUNDING
         states = [x.past_key_values.layers[0].recurrent_states[0] for x in (actual, expected)]
         assert states[0].shape == (2, 4, 8, 12) and relative_error(*states) < ROUNDING
         compat.unpatch()
-        assert torch.equal(model(PROMPT).logits, expected.logits) and seen == [77]
+        assert torch.equal(model(PROMPT).logits, expected.logits) and len(seen) == 1
 
 
 def test_gradients():
@@ -102,7 +107,9 @@ def test_generate(beams, monkeypatch):
     seen = calls(monkeypatch)
     compat.patch(model)
     assert torch.equal(generated(model, num_beams=beams), expected)
-    assert seen == [77] + [1] * 8  # the prompt, then one token after another from its state
+    assert (
+        seen == [("delta_rule", 77)] + [("delta_rule_step", 1)] * 8
+    )  # the prompt, then one token after another from its state
     assert expected[:, 77:].unique().numel() > 4
 
 
@@ -175,7 +182,7 @@ def test_layers_of_every_family(family, monkeypatch):
         expected = layer(x)
         seen = calls(monkeypatch)
         compat.patch(layer)
-        assert relative_error(layer(x), expected) < ROUNDING and seen == [70]
+        assert relative_error(layer(x), expected) < ROUNDING and seen == [("delta_rule", 70)]
 
 
 @pytest.mark.parametrize("name", ["Qwen3_5", "OlmoHybrid"])

@@ -345,7 +345,7 @@ def test_bench_measures_all_our_models(capsys, tmp_path):
     options = "--device cpu --sizes tiny --layers 1 --vocab 512 --context 128 --batch 1 --steps 1 --no-compile"
     assert main(["bench", *options.split(), "--json", str(tmp_path / "bench.json")]) == 0
     rows = json.loads((tmp_path / "bench.json").read_text())
-    assert [row["model"] for row in rows] == ["exp", "sigmoid", "transformer"]
+    assert [row["model"] for row in rows] == ["exp", "sigmoid", "transformer", "deltanet"]
     for row in rows:
         assert row["tokens_per_second"] == pytest.approx(128e3 / row["milliseconds"], rel=1e-6)
         assert row["loss"] == pytest.approx(math.log(512), rel=0.1)  # there is nothing to learn of random tokens

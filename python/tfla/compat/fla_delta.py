@@ -180,11 +180,6 @@ def _gate(
     return {"A_log": A_log, "dt_bias": dt_bias}
 
 
-def with_contiguous_rows(x: Tensor) -> Tensor:
-    """As the operator takes its inputs; those of a convolution over (B,D,T) are transposed."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 def _delta_rule(
     q: Tensor,
     k: Tensor,
@@ -200,17 +195,47 @@ def _delta_rule(
     state_v_first: bool = False,
     **options: Any,
 ) -> Result:
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    q, k, v = (with_contiguous_rows(x) for x in (q, k, v))
     if beta is None:
-        beta = torch.ones((), dtype=wide, device=q.device).expand(v.shape[:3])
+        beta = torch.ones((), dtype=_wide(q), device=q.device).expand(v.shape[:3])
     if initial_state is not None:
-        initial_state = (initial_state.transpose(-1, -2) if state_v_first else initial_state).to(wide).contiguous()
-    result = tfla.delta_rule(
-        q, k, v, beta, g, normalize_qk=normalize_qk, initial_state=initial_state, output_final_state=output_final_state,
-        cu_seqlens=cu_seqlens, qk_scale=scale, **options,
+        initial_state = (initial_state.transpose(-1, -2) if state_v_first else initial_state).to(_wide(q)).contiguous()
+    o, last = run(
+        q, k, v, beta, g, initial_state, output_final_state, cu_seqlens=cu_seqlens, normalize_qk=normalize_qk,
+        qk_scale=scale, **options,
     )  # fmt: skip
-    if not output_final_state:
-        return result, None
-    o, last = result
-    return o, last.transpose(-1, -2) if state_v_first else last
+    return o, last.transpose(-1, -2) if state_v_first and last is not None else last
+
+
+def _wide(q: Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
+def run(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    g: Tensor | None,
+    initial_state: Tensor | None,
+    output_final_state: bool,
+    *,
+    cu_seqlens: Tensor | None = None,
+    chunk_size: int | None = None,
+    **options: Any,
+) -> Result:
+    """(h, C or None), for any strides. A token without gradients, as in decoding, takes the kernel for steps."""
+    # A convolution over (B,D,T) leaves its outputs transposed.
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    inputs = (q, k, v, beta, g, initial_state, *options.values())
+    trained = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+    if trained or cu_seqlens is not None or q.shape[1] != 1:
+        options |= {"cu_seqlens": cu_seqlens, "chunk_size": chunk_size, "initial_state": initial_state}
+        if output_final_state:
+            return tfla.delta_rule(q, k, v, beta, g, output_final_state=True, **options)
+        return tfla.delta_rule(q, k, v, beta, g, **options), None
+    if initial_state is None:
+        state = torch.zeros(v.shape[0], v.shape[2], q.shape[3], v.shape[3], dtype=_wide(q), device=q.device)
+    else:
+        state = initial_state.clone()  # the one given stays as it is
+    h = tfla.delta_rule_step(q, k, v, beta, g, state, **options)
+    return h, state if output_final_state else None

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import tfla
-from tfla.compat.fla_delta import with_contiguous_rows
+from tfla.compat import fla_delta
 
 FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "olmo_hybrid")
 FUNCTIONS = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
@@ -42,22 +41,23 @@ def _on_tfla(original: Callable[..., Any]) -> Callable[..., Any]:
         **others: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """others: their chunk size, and what layers hand to every kernel; nothing that changes the result."""
-        options = {"initial_state": initial_state, "output_final_state": output_final_state}
         if query.device.type != "cpu":  # where there are no kernels of tfla yet
             return original(
-                query, key, value, g=g, beta=beta, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
-                cu_seqlens=cu_seqlens, **options, **others,
+                query, key, value, g=g, beta=beta, initial_state=initial_state, output_final_state=output_final_state,
+                use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens, **others,
             )  # fmt: skip
         if cu_seqlens is not None:
             # The operator would keep them apart; the convolution before it, as transformers has it here, does not.
             raise ValueError("tfla: cu_seq_lens_q is given; on the CPU this model's convolution mixes packed sequences")
-        if initial_state is not None:
-            state = initial_state.to(torch.float64 if query.dtype == torch.float64 else torch.float32)
-            # The model copies the last state over the one given here, which backward still needs.
-            options["initial_state"] = state.clone() if torch.is_grad_enabled() and state is initial_state else state
-        q, k, v = (with_contiguous_rows(x) for x in (query, key, value))
-        result = tfla.delta_rule(q, k, v, beta, g, normalize_qk=use_qk_l2norm_in_kernel, **options)
-        return result if output_final_state else (result, None)
+        state = initial_state
+        if state is not None:
+            state = state.to(torch.float64 if query.dtype == torch.float64 else torch.float32)
+            if torch.is_grad_enabled() and state is initial_state:
+                # The model copies the last state over the one given here, which backward still needs.
+                state = state.clone()
+        return fla_delta.run(
+            query, key, value, beta, g, state, output_final_state, normalize_qk=use_qk_l2norm_in_kernel
+        )
 
     return gated_delta_rule
 

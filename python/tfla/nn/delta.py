@@ -99,9 +99,9 @@ class GatedDeltaNet(nn.Module):
         if use_decay:
             self.a_proj = linear(d_model, v_heads)
             # Decays of nearly 1 over thousands of tokens: 16 bits would round them.
-            wide = {"device": device, "dtype": torch.float64 if dtype == torch.float64 else torch.float32}
-            self.A_log = nn.Parameter(torch.empty(v_heads, **wide))
-            self.dt_bias = nn.Parameter(torch.empty(v_heads, **wide))
+            wide = torch.float64 if dtype == torch.float64 else torch.float32
+            self.A_log = nn.Parameter(torch.empty(v_heads, device=device, dtype=wide))
+            self.dt_bias = nn.Parameter(torch.empty(v_heads, device=device, dtype=wide))
         if use_short_conv:
             self.q_conv1d, self.k_conv1d, self.v_conv1d = (
                 ShortConvolution(channels, conv_size, conv_bias, **factory)
@@ -179,11 +179,11 @@ class GatedDeltaNet(nn.Module):
         """q, k, v behind their convolutions, and what those keep of their inputs; in decoding the state has it then."""
         tokens = (q, k, v)
         if not self.use_short_conv:
-            empty = () if state is None or mode == "train" else state[1:]
+            empty: tuple[Tensor, ...] = () if state is None or mode == "train" else state[1:]
             if mode == "prefill" and state is None:
                 count = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
                 empty = tuple(x.new_zeros(count, 0, x.shape[-1], dtype=self._wide()) for x in tokens)
-            return F.silu(q), F.silu(k), F.silu(v), tuple(empty)
+            return F.silu(q), F.silu(k), F.silu(v), empty
         places: Places | None = None
         if cu_seqlens is not None:
             places = packed_places(cu_seqlens, q.shape[1])
