@@ -16,6 +16,7 @@ namespace tfla::cli {
 
 struct BenchOptions {
   CommonOptions common;
+  Operator subject = Operator::mlstm;
   bool quick = false;
   bool gemm = false;
   std::optional<MlstmShape> shape;
@@ -58,8 +59,24 @@ struct BenchResult {
   std::optional<ProductRate> products;
 };
 
+// The delta rule: a whole sequence, or a step.
+struct DeltaRow {
+  std::string operation;  // forward, training, step
+  std::vector<DeltaPlan> plans = {};
+  Timing timing = {};
+  Timing copy = {};  // step: of as many bytes as the state has
+  double copy_traffic = 0;
+};
+
 // run.cc
 [[nodiscard]] BenchResult run_bench(const BenchOptions& options);
+[[nodiscard]] std::vector<MlstmShape> sequence_shapes(const BenchOptions& options);
+[[nodiscard]] std::vector<MlstmShape> step_shapes(const BenchOptions& options);
+
+// delta.cc
+[[nodiscard]] std::vector<DeltaRow> run_delta_bench(const BenchOptions& options);
+[[nodiscard]] std::string to_text(const std::vector<DeltaRow>& rows, bool color);
+[[nodiscard]] nlohmann::ordered_json to_json(const std::vector<DeltaRow>& rows);
 
 // report.cc
 [[nodiscard]] std::string to_text(const BenchResult& result, bool color);

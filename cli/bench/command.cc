@@ -24,8 +24,8 @@ constexpr const char* examples =
     "Examples:\n"
     "  tfla bench --quick                                              a minute: every formulation, growth with T\n"
     "  tfla bench --op forward --tokens 2048,8192,32768 --formulation chunkwise --gemm\n"
-    "  tfla bench --shape 4,4096,16,128,128 --dtype bfloat16 --op training --formulation chunkwise\n"
     "  tfla bench --op step --threads 2 --json step.json               decoding against the copy bandwidth\n"
+    "  tfla bench --operator delta --shape 1,2048,4,128,128            the delta rule\n"
     "  tfla bench --device cuda --dtype bfloat16 --formulation chunkwise --shape 8,8192,16,128,256";
 
 void parse_operation(BenchOptions& options, const std::string& option, const std::string& text) {
@@ -45,13 +45,18 @@ int bench(BenchOptions options) {
   if (options.times.all == 0) options.times.all = options.quick ? quick_min_time : usual_min_time;
   const int threads = resolved_threads(options.common.execution);
   JsonFile file(options.json);
-  const BenchResult result = run_bench(options);
   const std::string where = on_gpu ? gpu_instruments().device_name()
                                    : fmt::format("{}, {} thread{}", cpu_model(), threads, threads == 1 ? "" : "s");
-  fmt::print("tfla {} on {}\n\n{}", version(), where, to_text(result, use_color(stdout)));
-  nlohmann::ordered_json report = describe_run(options.common.execution.device, threads);
-  report.update(to_json(result));
-  file.write(report);
+  const auto show = [&](const auto& result) {
+    fmt::print("tfla {} on {}\n\n{}", version(), where, to_text(result, use_color(stdout)));
+    nlohmann::ordered_json report = describe_run(options.common.execution.device, threads);
+    report.update(to_json(result));
+    file.write(report);
+  };
+  if (options.subject == Operator::delta)
+    show(run_delta_bench(options));
+  else
+    show(run_bench(options));
   return 0;
 }
 
@@ -67,6 +72,7 @@ Command add_bench(CLI::App& program) {
   };
   using Text = const std::string&;
   app->add_flag("--quick", o.quick, "shorter sequences and fewer samples: at most a minute on two cores");
+  add_operator_option(*app, o.subject);
   add("--shape", "B,T,H,dqk,dhv", "batch, tokens, heads, head dimensions",
       [&o](Text option, Text text) { o.shape = parse_shape(option, text); });
   add("--tokens", "T,T,...", "sequence lengths to time instead of the T of --shape",
@@ -86,7 +92,10 @@ Command add_bench(CLI::App& program) {
   app->add_flag("--gemm", o.gemm, "also time one large float32 matrix product of OpenBLAS on every thread");
   add_common_options(*app, o.common);
   add("--json", "FILE", "write every row to this file", [&o](Text, Text text) { o.json = text; });
-  return {app, [options] { return bench(*options); }};
+  return {app, [options, app] {
+            if (options->subject == Operator::delta) refuse_of_mlstm(*app, {"--gate", "--formulation", "--gemm"});
+            return bench(*options);
+          }};
 }
 
 }  // namespace tfla::cli

@@ -42,38 +42,6 @@ std::vector<Variant> sequence_variants(const BenchOptions& options) {
   return variants;
 }
 
-std::vector<MlstmShape> sequence_shapes(const BenchOptions& options) {
-  MlstmShape shape;
-  shape.heads = shape.qk_heads = 4;
-  shape.dqk = 128;
-  shape.dhv = 256;
-  if (options.shape) shape = *options.shape;
-  std::vector<std::int64_t> tokens = options.tokens;
-  if (tokens.empty() && options.shape) tokens = {shape.tokens};
-  if (tokens.empty()) tokens = options.quick ? quick_tokens : usual_tokens;
-  std::vector<MlstmShape> shapes;
-  for (std::int64_t count : tokens) {
-    set_tokens(shape, count);
-    shapes.push_back(shape);
-  }
-  return shapes;
-}
-
-std::vector<MlstmShape> step_shapes(const BenchOptions& options) {
-  if (options.shape && !options.forward && !options.training) return {*options.shape};
-  std::vector<MlstmShape> shapes;
-  for (std::int64_t batch : options.common.execution.device == Device::cuda ? gpu_step_batches : step_batches) {
-    MlstmShape shape;
-    shape.batch = batch;
-    shape.heads = shape.qk_heads = 8;
-    shape.dqk = 256;
-    shape.dhv = 512;
-    set_tokens(shape, 1);
-    shapes.push_back(shape);
-  }
-  return shapes;
-}
-
 MlstmOptions mlstm_options(const BenchOptions& options, InputGate gate, Formulation formulation) {
   MlstmOptions out;
   out.gate = gate;
@@ -189,6 +157,38 @@ auto reading_order(const SequenceRow& row) {
 }
 
 }  // namespace
+
+std::vector<MlstmShape> sequence_shapes(const BenchOptions& options) {
+  MlstmShape shape;
+  shape.heads = shape.qk_heads = 4;
+  shape.dqk = 128;
+  shape.dhv = 256;
+  if (options.shape) shape = *options.shape;
+  std::vector<std::int64_t> tokens = options.tokens;
+  if (tokens.empty() && options.shape) tokens = {shape.tokens};
+  if (tokens.empty()) tokens = options.quick ? quick_tokens : usual_tokens;
+  std::vector<MlstmShape> shapes;
+  for (std::int64_t count : tokens) {
+    set_tokens(shape, count);
+    shapes.push_back(shape);
+  }
+  return shapes;
+}
+
+std::vector<MlstmShape> step_shapes(const BenchOptions& options) {
+  if (options.shape && !options.forward && !options.training) return {*options.shape};
+  std::vector<MlstmShape> shapes;
+  for (std::int64_t batch : options.common.execution.device == Device::cuda ? gpu_step_batches : step_batches) {
+    MlstmShape shape;
+    shape.batch = batch;
+    shape.heads = shape.qk_heads = 8;
+    shape.dqk = 256;
+    shape.dhv = 512;
+    set_tokens(shape, 1);
+    shapes.push_back(shape);
+  }
+  return shapes;
+}
 
 BenchResult run_bench(const BenchOptions& options) {
   const std::vector<Variant> variants = sequence_variants(options);

@@ -17,15 +17,16 @@ namespace {
 
 constexpr const char* examples =
     "Examples:\n"
-    "  tfla explain --shape 1,8192,4,128,256                     the forward pass of one layer\n"
     "  tfla explain --shape 1,8192,4,128,256 --op training       forward and backward\n"
     "  tfla explain --shape 8,1,8,256,512 --op step --threads 2  one token for each of 8 sequences\n"
     "  tfla explain --shape 8,8192,16,128,256 --dtype bfloat16 --op training --gpu H200\n"
     "                                                            on a GPU that need not be there\n"
+    "  tfla explain --operator delta --shape 1,2048,4,128,128    the delta rule\n"
     "  tfla explain --shape 1,2048,8,64,64 --qk-heads 2 --json   for a program to read";
 
 struct ExplainOptions {
   CommonOptions common;
+  Operator subject = Operator::mlstm;
   MlstmShape shape;
   std::int64_t qk_heads = 0;  // 0: as many as heads
   DType dtype = DType::float32;
@@ -60,21 +61,33 @@ void plan_for_gpu(Execution& execution, const std::string& option, const std::st
   execution.gpu = known_gpus()[parse_word(option, text, known_names())].facts;
 }
 
+template <class AnyPlan>
+void print(const std::vector<AnyPlan>& plans, bool json) {
+  if (json) {
+    nlohmann::ordered_json out = nlohmann::ordered_json::array();
+    for (const AnyPlan& item : plans) out.push_back(to_json(item));
+    fmt::print("{}\n", out.dump(2));
+    return;
+  }
+  for (std::size_t x = 0; x < plans.size(); ++x) fmt::print("{}{}", x == 0 ? "" : "\n", describe(plans[x]));
+}
+
 int explain(ExplainOptions options) {
   if (options.qk_heads != 0) options.shape.qk_heads = options.qk_heads;
   set_dtype(options.shape, options.dtype);
   options.mlstm.chunk_size = options.common.chunk;
-  std::vector<Plan> plans;
-  for (Operation operation : options.operations) {
-    plans.push_back(plan(operation, options.shape, options.mlstm, options.common.execution));
+  const auto plans = [&](const auto& plan_of) {
+    std::vector<decltype(plan_of(Operation::forward))> all;
+    for (Operation operation : options.operations) all.push_back(plan_of(operation));
+    print(all, options.json);
+  };
+  if (options.subject == Operator::delta) {
+    plans([&](Operation operation) {
+      return delta_plan(operation, options.shape, {.chunk_size = options.common.chunk}, options.common.execution);
+    });
+  } else {
+    plans([&](Operation operation) { return plan(operation, options.shape, options.mlstm, options.common.execution); });
   }
-  if (options.json) {
-    nlohmann::ordered_json out = nlohmann::ordered_json::array();
-    for (const Plan& item : plans) out.push_back(to_json(item));
-    fmt::print("{}\n", out.dump(2));
-    return 0;
-  }
-  for (std::size_t x = 0; x < plans.size(); ++x) fmt::print("{}{}", x == 0 ? "" : "\n", describe(plans[x]));
   return 0;
 }
 
@@ -89,6 +102,7 @@ Command add_explain(CLI::App& program) {
   };
   ExplainOptions& o = *options;
   using Text = const std::string&;
+  add_operator_option(*app, o.subject);
   add("--shape", "B,T,H,dqk,dhv", "batch, tokens, heads, head dimensions", [&o](Text option, Text text) {
     o.shape = parse_shape(option, text);
   })->required();
@@ -111,7 +125,10 @@ Command add_explain(CLI::App& program) {
   add("--gpu", "NAME", "device cuda: plan for this GPU, which need not be there: " + gpu_names(),
       [&o](Text option, Text text) { plan_for_gpu(o.common.execution, option, text); });
   app->add_flag("--json", o.json, "print JSON instead of a page");
-  return {app, [options] { return explain(*options); }};
+  return {app, [options, app] {
+            if (options->subject == Operator::delta) refuse_of_mlstm(*app, {"--gate", "--formulation", "--keep"});
+            return explain(*options);
+          }};
 }
 
 }  // namespace tfla::cli

@@ -59,6 +59,30 @@ nlohmann::ordered_json to_json(const Plan& plan) {
           {"bytes", plan.bytes}};
 }
 
+nlohmann::ordered_json to_json(const DeltaPlan& plan) {
+  const DeltaShape& shape = plan.shape;
+  return {{"operator", "delta"},
+          {"operation", name(plan.operation)},
+          {"device", name(plan.device)},
+          {"batch", shape.batch},
+          {"tokens", shape.tokens},
+          {"qk_heads", shape.qk_heads},
+          {"heads", shape.heads},
+          {"dqk", shape.dqk},
+          {"dhv", shape.dhv},
+          {"dtype", tfla::name(shape.dtype)},
+          {"gate_dtype", tfla::name(shape.gate_dtype)},
+          {"compute", tfla::name(plan.compute)},
+          {"threads", plan.threads},
+          {"tile", plan.tile},
+          {"chunk", plan.chunk},
+          {"panel", plan.panel},
+          {"scratch_bytes", plan.scratch_bytes},
+          {"flops", plan.flops},
+          {"useful_flops", plan.useful_flops},
+          {"bytes", plan.bytes}};
+}
+
 nlohmann::ordered_json describe_run(Device device, int threads) {
   const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
   nlohmann::ordered_json run = {{"tfla", version()},

@@ -4,11 +4,13 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
+#include "tfla/delta.h"
 #include "tfla/plan.h"
 
 namespace tfla::cli {
 
 [[nodiscard]] nlohmann::ordered_json to_json(const Plan& plan);
+[[nodiscard]] nlohmann::ordered_json to_json(const DeltaPlan& plan);
 
 // Library version, date, device, compiler and threads: what a reader needs to place the numbers that follow.
 [[nodiscard]] nlohmann::ordered_json describe_run(Device device, int threads);

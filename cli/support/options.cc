@@ -172,6 +172,19 @@ CLI::Option* add_text_option(CLI::App& app, const std::string& option, const std
       ->type_name(kind);
 }
 
+void add_operator_option(CLI::App& app, Operator& subject) {
+  add_text_option(app, "--operator", "NAME", "mlstm (default), or delta: the delta rule",
+                  [&subject](const std::string& option, const std::string& text) {
+                    subject = static_cast<Operator>(parse_word(option, text, {"mlstm", "delta"}));
+                  });
+}
+
+void refuse_of_mlstm(const CLI::App& app, const std::vector<std::string>& options) {
+  for (const std::string& option : options)
+    if (app.count(option) > 0)
+      throw UsageError(fmt::format("tfla: {} is given with --operator delta; it is an option of the mlstm", option));
+}
+
 void add_common_options(CLI::App& app, CommonOptions& options) {
   add_text_option(app, "--device", "cpu|cuda", "where to run (default cpu)",
                   [&options](const std::string& option, const std::string& text) {

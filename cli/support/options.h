@@ -43,6 +43,12 @@ class UsageError : public std::runtime_error {
 [[nodiscard]] std::vector<std::size_t> parse_words(const std::string& option, const std::string& text,
                                                    const std::vector<std::string>& words);
 
+// What a command is about.
+enum class Operator : std::uint8_t { mlstm, delta };
+void add_operator_option(CLI::App& app, Operator& subject);
+// The delta rule has no such options: refuses the first that is given.
+void refuse_of_mlstm(const CLI::App& app, const std::vector<std::string>& options);
+
 // Sets shape.tokens and what follows from it in a dense batch.
 void set_tokens(MlstmShape& shape, std::int64_t tokens);
 // Sets shape.dtype and the gates' dtype that goes with it: float32, or float64 where everything is.

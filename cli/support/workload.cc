@@ -24,6 +24,7 @@ struct Normal {
 constexpr Normal standard;
 constexpr Normal input_gate = {-4, 1};
 constexpr Normal forget_gate = {4.5, 1};
+constexpr Normal log_decay = {-0.5, 0.1};
 
 std::size_t bytes_of(DType dtype, std::int64_t count) { return static_cast<std::size_t>(item_size(dtype) * count); }
 
@@ -165,6 +166,61 @@ MlstmStep StepWorkload::step(const MlstmOptions& options) const {
                     .n = {n_.data(), state_dtype(s), {s.batch, s.heads, s.dqk}},
                     .m = {m_.data(), state_dtype(s), {s.batch, s.heads}}},
           .options = options};
+}
+
+DeltaWorkload::DeltaWorkload(const DeltaShape& shape, Kind kind)
+    : shape_(shape),
+      q_(filled(shape.dtype, counts(shape).qk, Stream::q, standard, Device::cpu)),
+      k_(filled(shape.dtype, counts(shape).qk, Stream::k, standard, Device::cpu)),
+      v_(filled(shape.dtype, counts(shape).v, Stream::v, standard, Device::cpu)),
+      beta_(filled(shape.gate_dtype, counts(shape).gate, Stream::i, standard, Device::cpu)),
+      g_(filled(shape.gate_dtype, counts(shape).gate, Stream::f, log_decay, Device::cpu)),
+      h_(bytes_of(shape.dtype, counts(shape).v)),
+      dh_(kind == Kind::training ? filled(shape.dtype, counts(shape).v, Stream::dh, standard, Device::cpu) : Buffer(0)),
+      dq_(kind == Kind::training ? q_.size() : 0),
+      dk_(kind == Kind::training ? k_.size() : 0),
+      dv_(kind == Kind::training ? v_.size() : 0),
+      dbeta_(kind == Kind::training ? beta_.size() : 0),
+      dg_(kind == Kind::training ? g_.size() : 0),
+      C_(kind == Kind::step ? filled(state_dtype(shape), shape.batch * shape.heads * shape.dqk * shape.dhv, Stream::C0,
+                                     standard, Device::cpu)
+                            : Buffer(0)) {}
+
+DeltaForward DeltaWorkload::forward(std::int64_t chunk_size) const {
+  return {.q = qk_view(shape_, q_),
+          .k = qk_view(shape_, k_),
+          .v = v_view(shape_, v_),
+          .beta = gate_view(shape_, beta_),
+          .g = gate_view(shape_, g_),
+          .h = v_output(shape_, h_),
+          .options = {.write = WriteGate::sigmoid, .normalize_qk = true, .chunk_size = chunk_size}};
+}
+
+DeltaBackward DeltaWorkload::backward(std::int64_t chunk_size) const {
+  return {.q = qk_view(shape_, q_),
+          .k = qk_view(shape_, k_),
+          .v = v_view(shape_, v_),
+          .beta = gate_view(shape_, beta_),
+          .g = gate_view(shape_, g_),
+          .dh = v_view(shape_, dh_),
+          .dq = qk_output(shape_, dq_),
+          .dk = qk_output(shape_, dk_),
+          .dv = v_output(shape_, dv_),
+          .dbeta = gate_output(shape_, dbeta_),
+          .dg = gate_output(shape_, dg_),
+          .options = forward(chunk_size).options};
+}
+
+DeltaStep DeltaWorkload::step() const {
+  const DeltaShape& s = shape_;
+  return {.q = qk_view(s, q_),
+          .k = qk_view(s, k_),
+          .v = v_view(s, v_),
+          .beta = gate_view(s, beta_),
+          .g = gate_view(s, g_),
+          .h = v_output(s, h_),
+          .state = {C_.data(), state_dtype(s), {s.batch, s.heads, s.dqk, s.dhv}},
+          .options = forward(0).options};
 }
 
 }  // namespace tfla::cli

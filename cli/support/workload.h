@@ -58,4 +58,22 @@ class StepWorkload {
   Buffer C_, n_, m_;
 };
 
+// The tensors of the delta rule: of forward and backward on a dense batch, or of a step with its state. Keys are
+// normalised by the operator, beta is a sigmoid, log decays come from N(-0.5, 0.1).
+class DeltaWorkload {
+ public:
+  enum class Kind : std::uint8_t { forward, training, step };
+  DeltaWorkload(const DeltaShape& shape, Kind kind);
+  [[nodiscard]] DeltaForward forward(std::int64_t chunk_size) const;
+  [[nodiscard]] DeltaBackward backward(std::int64_t chunk_size) const;
+  [[nodiscard]] DeltaStep step() const;
+  [[nodiscard]] std::size_t state_bytes() const { return C_.size(); }
+
+ private:
+  DeltaShape shape_;
+  Buffer q_, k_, v_, beta_, g_, h_;
+  Buffer dh_, dq_, dk_, dv_, dbeta_, dg_;  // empty unless for training
+  Buffer C_;                               // empty unless for a step
+};
+
 }  // namespace tfla::cli

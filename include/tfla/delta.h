@@ -2,8 +2,9 @@
 //
 //   C_t = exp(g_t) C_{t-1} + beta_t k_t r_t^T     r_t = v_t - exp(g_t) C_{t-1}^T k_t     h_t = C_t^T (scale q_t)
 //
-// A token writes what its value differs by from what the state says of its key: r_t is that residual, beta_t how much of
-// it is written, g_t the logarithm of the decay. Axes, strides, heads and packed sequences are those of tfla/mlstm.h.
+// A token writes what its value differs by from what the state says of its key: r_t is that residual, beta_t how much
+// of it is written, g_t the logarithm of the decay. Axes, strides, heads and packed sequences are those of
+// tfla/mlstm.h.
 #pragma once
 
 #include <cstddef>
@@ -33,17 +34,17 @@ struct DeltaOptions {
 
 // A state is C alone, [N,H,dqk,dhv]: float32, or float64 when q, k, v are.
 struct DeltaForward {
-  TensorView q;                       // [B,T,Hqk,dqk]    float32, float64, bfloat16 or float16
-  TensorView k;                       // [B,T,Hqk,dqk]    dtype of q
-  TensorView v;                       // [B,T,H,dhv]      dtype of q
-  TensorView beta;                    // [B,T,H]          as `WriteGate` says, any float dtype
-  TensorView g = {};                  // [B,T,H]          optional log decay, usually not above 0, any float dtype; minus
-                                      //                  infinity is a reset; default: no decay
-  TensorView A_log = {};              // [H]              optional, any float dtype: with it the log decay is
-                                      //                  -exp(A_log) softplus(g + dt_bias)
-  TensorView dt_bias = {};            // [H]              optional, any float dtype, where A_log is given; default 0
-  MutableTensorView h;                // [B,T,H,dhv]      out, dtype of q
-  TensorView initial_state = {};      // [N,H,dqk,dhv]    optional
+  TensorView q;                   // [B,T,Hqk,dqk]    float32, float64, bfloat16 or float16
+  TensorView k;                   // [B,T,Hqk,dqk]    dtype of q
+  TensorView v;                   // [B,T,H,dhv]      dtype of q
+  TensorView beta;                // [B,T,H]          as `WriteGate` says, any float dtype
+  TensorView g = {};              // [B,T,H]          optional log decay, usually not above 0, any float dtype; minus
+                                  //                  infinity is a reset; default: no decay
+  TensorView A_log = {};          // [H]              optional, any float dtype: with it the log decay is
+                                  //                  -exp(A_log) softplus(g + dt_bias)
+  TensorView dt_bias = {};        // [H]              optional, any float dtype, where A_log is given; default 0
+  MutableTensorView h;            // [B,T,H,dhv]      out, dtype of q
+  TensorView initial_state = {};  // [N,H,dqk,dhv]    optional
   MutableTensorView last_state = {};  // [N,H,dqk,dhv]    optional out; may be the very view of initial_state
   TensorView cu_seqlens = {};         // [N+1]            optional, as in MlstmForward
   DeltaOptions options = {};

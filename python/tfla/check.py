@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from tfla.delta import delta_rule, delta_rule_step
 from tfla.ops import State, mlstm, mlstm_parallel, mlstm_recurrent, mlstm_step
-from tfla.reference import BOUNDS, recurrence, relative_error
+from tfla.reference import BOUNDS, delta_recurrence, recurrence, relative_error
 
 VARIANTS: tuple[dict, ...] = ({}, {"normalizer": "none"}, {"gate": "sigmoid"}, {"gate": "sigmoid", "normalizer": "max"})
 
@@ -22,6 +23,11 @@ class Row(NamedTuple):
     @property
     def passed(self) -> bool:
         return self.error < 1
+
+
+def _row(name: str, dtype: torch.dtype, errors: dict[str, float]) -> Row:
+    worst = max(errors, key=lambda name: float("inf") if errors[name] != errors[name] else errors[name])
+    return Row(f"{str(dtype).removeprefix('torch.')}, {name}", worst, errors[worst])
 
 
 def _inputs(dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
@@ -56,7 +62,34 @@ def run(device: str) -> list[Row]:
                 tokens = [[x[:, t] for x in given] for t in range(70)]
                 h = torch.stack([mlstm_step(q, k, v, i, f, pool, **options) for q, k, v, i, f in tokens], dim=1)
                 errors["step"] = relative_error(h.cpu(), wanted) / bound
-            worst = max(errors, key=lambda name: float("inf") if errors[name] != errors[name] else errors[name])
-            variant = ", ".join(f"{key} {value}" for key, value in options.items()) or "default"
-            rows.append(Row(f"{str(dtype).removeprefix('torch.')}, {variant}", worst, errors[worst]))
+            rows.append(_row(", ".join(f"{key} {value}" for key, value in options.items()) or "default", dtype, errors))
+        if device == "cpu":  # the delta rule has no other kernels
+            rows.append(_delta_row(dtype))
     return rows
+
+
+def _delta_row(dtype: torch.dtype) -> Row:
+    """The delta rule with all that it fuses: forward, last state, gradients and step."""
+    bound, grad_bound = BOUNDS[dtype]
+    q, k, v, beta, g = _inputs(dtype, torch.device("cpu"))
+    named = {"q": q, "k": k, "v": v, "beta": beta, "g": g - 4, "A_log": g[0, 0] - 6, "dt_bias": beta[0, 0]}
+    options: dict[str, Any] = {"write": "sigmoid", "normalize_qk": True}
+    leaves: dict[str, Any] = {name: x.detach().clone().requires_grad_() for name, x in named.items()}
+    exact: dict[str, Any] = {name: x.detach().double().requires_grad_() for name, x in named.items()}
+    wanted, wanted_state = delta_recurrence(**exact, **options)
+    wanted.backward(torch.ones_like(wanted))
+    h, state = delta_rule(**leaves, output_final_state=True, **options)
+    h.backward(torch.ones_like(h))
+    errors = {"h": relative_error(h, wanted) / bound}
+    errors["C"] = relative_error(state, wanted_state) / BOUNDS[state.dtype][0]
+    for name, x in leaves.items():
+        errors[f"d{name}"] = relative_error(x.grad, exact[name].grad) / grad_bound
+    with torch.no_grad():
+        C = torch.zeros_like(state)
+        steps = []
+        for t in range(70):
+            token: dict[str, Any] = {name: x[:, t] if x.dim() > 1 else x for name, x in named.items()}
+            steps.append(delta_rule_step(**token, state=C, **options))
+        h = torch.stack(steps, dim=1)
+        errors["step"] = relative_error(h, wanted) / bound
+    return _row("delta rule", dtype, errors)

@@ -76,8 +76,8 @@ void check_slots(const TensorView& slots, Device device, const MlstmShape& shape
                  std::int64_t states) {
   if (!slots.given()) {
     if (states != shape.batch) {
-      refuse(fmt::format("tfla: {} has {} states for a batch of {}; they must be equal unless slots is given", state_name,
-                         states, shape.batch));
+      refuse(fmt::format("tfla: {} has {} states for a batch of {}; they must be equal unless slots is given",
+                         state_name, states, shape.batch));
     }
     return;
   }

@@ -10,7 +10,8 @@
 
 namespace tfla {
 
-inline constexpr std::initializer_list<DType> floats = {DType::float32, DType::float64, DType::bfloat16, DType::float16};
+inline constexpr std::initializer_list<DType> floats = {DType::float32, DType::float64, DType::bfloat16,
+                                                        DType::float16};
 inline constexpr std::initializer_list<DType> integers = {DType::int32, DType::int64};
 
 [[nodiscard]] inline DType state_dtype(const MlstmShape& shape) {

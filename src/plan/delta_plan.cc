@@ -57,7 +57,8 @@ std::int64_t choose_step_panel(const DeltaPlan& plan) {
 // Bytes a thread stores for backward where states lie `chunk` tokens apart.
 double stored_bytes(const DeltaPlan& plan, std::int64_t chunk) {
   const auto states = static_cast<double>(ceil_div(plan.shape.longest, chunk) + ceil_div(chunk, plan.tile) + 1);
-  return states * state_bytes(plan) + static_cast<double>(chunk) * static_cast<double>(plan.shape.dhv) * item_bytes(plan);
+  return states * state_bytes(plan) +
+         static_cast<double>(chunk) * static_cast<double>(plan.shape.dhv) * item_bytes(plan);
 }
 
 // A sequence that is one chunk needs no pass over its states before gradients begin. Where that takes too much memory,
@@ -137,8 +138,9 @@ void check_countable(const DeltaPlan& plan) {
       plan.threads * (tokens * (dims + static_cast<double>(plan.tile)) * 32 + states * state_bytes(plan)) +
       static_cast<double>(shape.sequences) * static_cast<double>(shape.heads) * 32;
   if (bytes < 0x1p60) return;
-  refuse(fmt::format("tfla: q has head dimension {} and v has {} over {} tokens; scratch for that does not fit in memory",
-                     shape.dqk, shape.dhv, shape.tokens));
+  refuse(
+      fmt::format("tfla: q has head dimension {} and v has {} over {} tokens; scratch for that does not fit in memory",
+                  shape.dqk, shape.dhv, shape.tokens));
 }
 
 const char* describe_pass(Operation operation) {

@@ -114,6 +114,10 @@ class Refusals(ProgramTest):
             (("explain", "--shape", "1,-2048,4,128,256"), "T of --shape"),
             (("explain", "--shape", "1,2048,4,0,256"), "dqk of --shape"),
             (("explain", "--shape", "1,2048,4,128,256", "--gate", "all"), "--gate"),
+            (("explain", "--shape", "1,2048,4,128,256", "--operator", "gla"), "--operator"),
+            (("explain", "--shape", "1,2048,4,128,256", "--operator", "delta", "--gate", "exp"), "--gate"),
+            (("explain", "--shape", "1,2048,4,128,256", "--operator", "delta", "--gpu", "H200"), "CUDA"),
+            (("bench", "--operator", "delta", "--gemm"), "--gemm"),
         ):
             self.assert_refused(*arguments, names=names)
 
@@ -158,6 +162,14 @@ class Explain(ProgramTest):
 
     def test_empty_sequence(self) -> None:
         self.assert_done("explain", "--shape", "1,0,4,16,16")
+
+    def test_delta_rule(self) -> None:
+        call = ("explain", "--operator", "delta", "--shape", "2,2048,4,128,256", "--op", "training")
+        self.assertIn("triangular system", self.assert_done(*call))
+        forward, backward = json.loads(self.assert_done(*call, "--qk-heads", "2", "--chunk", "256", "--json"))
+        self.assertEqual([forward["operator"], backward["operation"]], ["delta", "backward"])
+        self.assertEqual([forward["qk_heads"], forward["chunk"], backward["chunk"]], [2, 256, 256])
+        self.assertEqual(forward["tile"], 64)
 
 
 class Check(ProgramTest):
@@ -206,6 +218,18 @@ class Bench(ProgramTest):
             self.assertLessEqual(row["seconds"]["lower_quartile"], row["seconds"]["upper_quartile"])
             self.assertLess(row["error_h"], 1e-5)
             self.assertEqual([plan["operation"] for plan in row["plans"]], ["forward", "backward"])
+
+    def test_delta_rule(self) -> None:
+        path = self.directory / "bench.json"
+        shape = ("--shape", "1,64,2,16,16", "--min-time", "0.001")
+        text = self.assert_done("bench", "--operator", "delta", "--json", str(path), *shape)
+        self.assertIn("of copy", text)
+        rows = self.written_json("bench.json")["rows"]
+        assert isinstance(rows, list)
+        self.assertEqual([row["operation"] for row in rows], ["forward", "training", "step", "step", "step", "step"])
+        self.assertEqual([len(row["plans"]) for row in rows], [1, 2, 1, 1, 1, 1])
+        for row in rows:
+            self.assertGreater(row["seconds"]["median"], 0)
 
     def test_longer_samples_have_more_calls(self) -> None:
         path = self.directory / "bench.json"

@@ -9,8 +9,8 @@ import torch
 
 import tfla
 from repository import ROOT
-from tfla import _options, ops
-from tfla._options import DEFAULTS, GATE_FAMILIES, OPTIONS
+from tfla import _options, delta, ops
+from tfla._options import DEFAULTS, DELTA, DELTA_OPTIONS, GATE_FAMILIES, MLSTM, OPTIONS
 from tfla.distributed import mlstm as distributed_mlstm
 from tfla.nn import MLSTMCell, MLSTMLayer
 
@@ -22,26 +22,35 @@ def defaults(function) -> dict:
     return {x.name: x.default for x in parameters if x.kind is x.KEYWORD_ONLY}
 
 
-@pytest.mark.parametrize(
-    ("operator", "tensors", "options"),
-    [
-        ("mlstm", 9, OPTIONS),
-        ("mlstm_with_saved", 9, OPTIONS),
-        ("mlstm_with_state", 9, OPTIONS),
-        ("mlstm_with_state_and_saved", 9, OPTIONS),
-        ("mlstm_backward", 13, OPTIONS),
-        ("mlstm_step", 9, tuple(option for option in OPTIONS if option.of_steps)),
-        ("_mlstm", 5, ()),
-        ("_mlstm_with_saved", 5, ()),
-        ("_mlstm_backward", 7, ()),
-        ("_mlstm_step", 8, ()),
-    ],
-)
-def test_schemas(operator, tensors, options):
-    """Their defaults are those of MlstmOptions in include/tfla/mlstm.h; that of keep is bindings/torch.cc's."""
+def of_steps(options):
+    return tuple(option for option in options if option.of_steps)
+
+
+# Operators, how many tensors each takes, and the options after them.
+SCHEMAS = [
+    ("mlstm", 9, MLSTM, OPTIONS),
+    ("mlstm_with_saved", 9, MLSTM, OPTIONS),
+    ("mlstm_with_state", 9, MLSTM, OPTIONS),
+    ("mlstm_with_state_and_saved", 9, MLSTM, OPTIONS),
+    ("mlstm_backward", 13, MLSTM, OPTIONS),
+    ("mlstm_step", 9, MLSTM, of_steps(OPTIONS)),
+    ("_mlstm", 5, MLSTM, ()),
+    ("_mlstm_with_saved", 5, MLSTM, ()),
+    ("_mlstm_backward", 7, MLSTM, ()),
+    ("_mlstm_step", 8, MLSTM, ()),
+    ("delta_rule", 9, DELTA, DELTA_OPTIONS),
+    ("delta_rule_with_state", 9, DELTA, DELTA_OPTIONS),
+    ("delta_rule_backward", 11, DELTA, DELTA_OPTIONS),
+    ("delta_rule_step", 9, DELTA, of_steps(DELTA_OPTIONS)),
+]
+
+
+@pytest.mark.parametrize(("operator", "tensors", "table", "options"), SCHEMAS, ids=[row[0] for row in SCHEMAS])
+def test_schemas(operator, tensors, table, options):
+    """Their defaults are those of the structs of options in include/tfla; that of keep is bindings/torch.cc's."""
     arguments = getattr(torch.ops.tfla, operator).default._schema.arguments
     assert all(str(x.type) in ("Tensor", "Optional[Tensor]") for x in arguments[:tensors])
-    wanted = _options.encode_all(tuple(option.default for option in options))
+    wanted = table.encode_all(tuple(option.default for option in options))
     found = [(x.name, str(x.type), x.has_default_value(), x.default_value) for x in arguments[tensors:]]
     assert found == [
         (option.argument, TYPES[option.type], True, default) for option, default in zip(options, wanted, strict=True)
@@ -50,19 +59,28 @@ def test_schemas(operator, tensors, options):
 
 def test_no_operator_is_left_out():
     names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("tfla::")}
-    assert len(names) == 10
+    assert names == {f"tfla::{row[0]}" for row in SCHEMAS}
 
 
 @pytest.mark.parametrize(
-    ("name", "number"), [(name, number) for option in OPTIONS for name, number in (option.codes or {}).items()]
+    ("header", "name", "number"),
+    [
+        (header, name, number)
+        for header, options in (("mlstm.h", OPTIONS), ("delta.h", DELTA_OPTIONS))
+        for option in options
+        for name, number in (option.codes or {}).items()
+    ],
 )
-def test_numbers_are_those_of_the_library(name, number):
+def test_numbers_are_those_of_the_library(header, name, number):
     """By the order of the enumerators: include/tfla/mlstm.h calls some of them otherwise."""
-    text = (ROOT / "include" / "tfla" / "mlstm.h").read_text()
+    text = (ROOT / "include" / "tfla" / header).read_text()
     words = {"exp": "exponential", None: "automatic", "bthd": "false", "bhtd": "true"}
     lists = [re.split(r",\s*", x) for x in re.findall(r"enum class \w+ : std::uint8_t \{ (.*?) \};", text)]
     places = [x.index(words.get(name, name)) for x in [*lists, ["false", "true"]] if words.get(name, name) in x]
     assert number in places
+
+
+PER_HEAD = {"A_log": None, "dt_bias": None}
 
 
 @pytest.mark.parametrize(
@@ -81,11 +99,14 @@ def test_numbers_are_those_of_the_library(name, number):
         ),
         (tfla.mlstm_step, ("exact_normalizer_grad", "chunk_size", "keep"), {"slots": None}),
         (distributed_mlstm, (), {"group": None, "initial_state": None, "output_final_state": False}),
+        (tfla.delta_rule, (), PER_HEAD | {"initial_state": None, "output_final_state": False, "cu_seqlens": None}),
+        (tfla.delta_rule_step, ("chunk_size",), PER_HEAD | {"slots": None}),
     ],
     ids=lambda x: getattr(x, "__name__", ""),
 )
 def test_signatures(function, left_out, others):
-    wanted = {option.name: option.default for option in OPTIONS if option.is_keyword and option.name not in left_out}
+    options = DELTA_OPTIONS if "delta" in function.__name__ else OPTIONS
+    wanted = {option.name: option.default for option in options if option.is_keyword and option.name not in left_out}
     assert defaults(function) == wanted | others
 
 
@@ -93,6 +114,8 @@ def test_signatures_of_jax():
     jax = pytest.importorskip("tfla.jax")
     assert defaults(jax.mlstm) == defaults(tfla.mlstm)
     assert defaults(jax.mlstm_step) == defaults(tfla.mlstm_step)
+    assert defaults(jax.delta_rule) == defaults(tfla.delta_rule)
+    assert defaults(jax.delta_rule_step) == defaults(tfla.delta_rule_step)
 
 
 @pytest.mark.parametrize("module", [MLSTMCell, MLSTMLayer])
@@ -105,9 +128,14 @@ def test_signatures_of_modules(module):
 
 def test_types_of_options():
     """What type checkers are told is what the signature says."""
-    hints = get_type_hints(ops._mlstm, vars(ops))
-    for options, function in ((ops._ChunkwiseOptions, tfla.mlstm), (ops._Options, tfla.mlstm_parallel)):
-        typed = get_type_hints(options, vars(ops))
+    of_mlstm = get_type_hints(ops._mlstm, vars(ops))
+    of_delta = get_type_hints(tfla.delta_rule, vars(delta))
+    for options, function, module, hints in (
+        (ops._ChunkwiseOptions, tfla.mlstm, ops, of_mlstm),
+        (ops._Options, tfla.mlstm_parallel, ops, of_mlstm),
+        (delta._Options, tfla.delta_rule, delta, of_delta),
+    ):
+        typed = get_type_hints(options, vars(module))
         assert set(typed) == set(defaults(function)) - {"output_final_state"}
         assert typed == {name: hints[name] for name in typed}
 
@@ -128,6 +156,7 @@ def test_families():
     assert set(get_args(_options.Normalizer)) | {None} == set(OPTIONS[1].codes)
     assert get_args(_options.Layout) == tuple(OPTIONS[2].codes)
     assert get_args(_options.Keep) == tuple(_options.CODES.keep)
+    assert get_args(_options.Write) == tuple(DELTA.codes.write)
 
 
 @pytest.mark.parametrize("family", GATE_FAMILIES.values(), ids=lambda family: family.name)
@@ -140,6 +169,7 @@ def test_families_in_the_operators(family):
     assert bool(state.m.any()) == family.has_max_state
 
 
-def test_page():
+@pytest.mark.parametrize(("page", "table"), [("api.md", MLSTM), ("delta.md", DELTA)], ids=["mlstm", "delta"])
+def test_pages(page, table):
     """Regenerate it with `python -m tfla._options`."""
-    assert _options.MLSTM.markdown() in (ROOT / "docs" / "python" / "api.md").read_text()
+    assert table.markdown() in (ROOT / "docs" / "python" / page).read_text()

@@ -38,7 +38,7 @@ print(len(set(sys.modules) - before), {name.split(".")[0] for name in set(sys.mo
 
 
 MISSING = [
-    ("torch", "tfla.jax", ("mlstm", "mlstm_step", "nn", "distributed", "lm")),
+    ("torch", "tfla.jax", ("mlstm", "mlstm_step", "delta_rule", "delta_rule_step", "nn", "distributed", "lm")),
     ("jax", "tfla.mlstm and torch", ("jax",)),
 ]
 
@@ -103,4 +103,5 @@ def test_describe():
 def test_program():
     result = python("-m", "tfla", "--verbose")
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "16 of 16 checks against float64 passed" in result.stdout
+    assert "20 of 20 checks against float64 passed" in result.stdout
+    assert result.stdout.count(", delta rule: ") == 4

@@ -15,11 +15,17 @@ import tfla
 x = torch.zeros(1)
 h: torch.Tensor = tfla.mlstm(x, x, x, x, x, gate="exp", chunk_size=3)
 pair: tuple[torch.Tensor, tfla.State] = tfla.mlstm_parallel(x, x, x, x, x, output_final_state=True)
+h = tfla.delta_rule(x, x, x, x, write="sigmoid", A_log=x, chunk_size=3)
+both: tuple[torch.Tensor, torch.Tensor] = tfla.delta_rule(x, x, x, x, x, initial_state=x, output_final_state=True)
+h = tfla.delta_rule_step(x, x, x, x, None, x, slots=x)
 """
 MISUSE = {
     "tfla.mlstm(x, x, x, x, x, gate='soft')": "No overload variant",
     "tfla.mlstm_parallel(x, x, x, x, x, chunk_size=3)": "Unexpected keyword argument",
     "tfla.mlstm_step(x, x, x, x, x)": 'Missing positional argument "state"',
+    "tfla.delta_rule(x, x, x, x, write='tanh')": "No overload variant",
+    "tfla.delta_rule(x, x, x, x, keep='states')": "No overload variant",
+    "tfla.delta_rule_step(x, x, x, x, chunk_size=3)": "Unexpected keyword argument",
     "tfla.attention": "has no attribute",
 }
 

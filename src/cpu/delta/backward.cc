@@ -201,7 +201,8 @@ class HeadGradients {
     const auto of_head = [&](const TensorView& view) {
       return view.given() ? read_gate(view, head_ * view.strides[0]) : 0.0;
     };
-    const double x = read_gate(problem_.g, gate_offset(problem_.g, sequence_, token, head_)) + of_head(problem_.dt_bias);
+    const double x =
+        read_gate(problem_.g, gate_offset(problem_.g, sequence_, token, head_)) + of_head(problem_.dt_bias);
     const double rate = std::exp(of_head(problem_.A_log));
     const double dx = -rate * sigmoid(x) * gradient;
     write_gate(tensors_.dg, at, dx);

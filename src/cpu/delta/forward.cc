@@ -66,9 +66,10 @@ void run_forward(const Problem& problem, const MutableTensorView& h, const Mutab
   });
 }
 
-#define TFLA_INSTANTIATE(Real)          \
-  template struct ForwardScratch<Real>; \
-  template void run_forward(const Problem&, const MutableTensorView&, const MutableTensorView&, const ForwardScratch<Real>&)
+#define TFLA_INSTANTIATE(Real)                                                                  \
+  template struct ForwardScratch<Real>;                                                         \
+  template void run_forward(const Problem&, const MutableTensorView&, const MutableTensorView&, \
+                            const ForwardScratch<Real>&)
 TFLA_INSTANTIATE(float);
 TFLA_INSTANTIATE(double);
 #undef TFLA_INSTANTIATE

@@ -75,9 +75,9 @@ void run_step(const Problem& problem, const MutableTensorView& h, const MutableT
   });
 }
 
-#define TFLA_INSTANTIATE(Real)                                                                                       \
-  template struct StepScratch<Real>;                                                                                 \
-  template void run_step(const Problem&, const MutableTensorView&, const MutableTensorView&, const TensorView&,      \
+#define TFLA_INSTANTIATE(Real)                                                                                  \
+  template struct StepScratch<Real>;                                                                            \
+  template void run_step(const Problem&, const MutableTensorView&, const MutableTensorView&, const TensorView&, \
                          const StepScratch<Real>&)
 TFLA_INSTANTIATE(float);
 TFLA_INSTANTIATE(double);

@@ -190,8 +190,7 @@ template <class Real>
 void load_state(const TensorView& view, std::int64_t index, std::int64_t head, Columns columns, State<Real>& state) {
   state.zero = !view.given();
   for (std::int64_t row = 0; !state.zero && row < state.C.rows; ++row) {
-    const std::int64_t at =
-        index * view.strides[0] + head * view.strides[1] + row * view.strides[2] + columns.first;
+    const std::int64_t at = index * view.strides[0] + head * view.strides[1] + row * view.strides[2] + columns.first;
     std::copy_n(static_cast<const Real*>(view.data) + at, columns.width, state.C.row(row));
   }
 }
@@ -209,18 +208,18 @@ void store_state(const State<Real>& state, const MutableTensorView& view, std::i
   }
 }
 
-#define TFLA_INSTANTIATE(Real)                                                                                        \
-  template struct TileGates<Real>;                                                                                    \
-  template struct TileBuffers<Real>;                                                                                  \
-  template Real inverse_norm(const Real*, std::int64_t);                                                              \
-  template TileKeys<Real> load_keys(const Problem&, const Tile&, TileBuffers<Real>&);                                 \
-  template Matrix<Real> load_queries(const Problem&, const Tile&, const TileBuffers<Real>&);                          \
-  template void gated_scores(Real, const Matrix<const Real>&, const TileKeys<Real>&, const Matrix<Real>&);            \
-  template Matrix<Real> scaled_rows(Real, const Real*, const Matrix<const Real>&, const Matrix<Real>&);               \
-  template void residuals(const TileKeys<Real>&, const State<Real>&, const Matrix<Real>&, const Matrix<Real>&);       \
-  template void residual_gradients(const TileKeys<Real>&, const Matrix<Real>&, const Matrix<Real>&);                  \
-  template void advance(const TileKeys<Real>&, const Matrix<const Real>&, const State<Real>&, State<Real>&);          \
-  template void load_state(const TensorView&, std::int64_t, std::int64_t, Columns, State<Real>&);                     \
+#define TFLA_INSTANTIATE(Real)                                                                                  \
+  template struct TileGates<Real>;                                                                              \
+  template struct TileBuffers<Real>;                                                                            \
+  template Real inverse_norm(const Real*, std::int64_t);                                                        \
+  template TileKeys<Real> load_keys(const Problem&, const Tile&, TileBuffers<Real>&);                           \
+  template Matrix<Real> load_queries(const Problem&, const Tile&, const TileBuffers<Real>&);                    \
+  template void gated_scores(Real, const Matrix<const Real>&, const TileKeys<Real>&, const Matrix<Real>&);      \
+  template Matrix<Real> scaled_rows(Real, const Real*, const Matrix<const Real>&, const Matrix<Real>&);         \
+  template void residuals(const TileKeys<Real>&, const State<Real>&, const Matrix<Real>&, const Matrix<Real>&); \
+  template void residual_gradients(const TileKeys<Real>&, const Matrix<Real>&, const Matrix<Real>&);            \
+  template void advance(const TileKeys<Real>&, const Matrix<const Real>&, const State<Real>&, State<Real>&);    \
+  template void load_state(const TensorView&, std::int64_t, std::int64_t, Columns, State<Real>&);               \
   template void store_state(const State<Real>&, const MutableTensorView&, std::int64_t, std::int64_t, Columns)
 TFLA_INSTANTIATE(float);
 TFLA_INSTANTIATE(double);
