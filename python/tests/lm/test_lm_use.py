@@ -349,4 +349,4 @@ def test_bench_measures_all_our_models(capsys, tmp_path):
     for row in rows:
         assert row["tokens_per_second"] == pytest.approx(128e3 / row["milliseconds"], rel=1e-6)
         assert row["loss"] == pytest.approx(math.log(512), rel=0.1)  # there is nothing to learn of random tokens
-    assert capsys.readouterr().out.count("| tiny |") == 3
+    assert capsys.readouterr().out.count("| tiny |") == 4
