@@ -197,6 +197,16 @@ def test_token_by_token(function, v_first):
     assert relative_error(alone[0], normed) < 1e-10
 
 
+@pytest.mark.parametrize("function", [CHUNK, RECURRENT])
+def test_a_single_token_has_gradients(function):
+    inputs = [x[:, :1] if x.shape[1] == T else x for x in tensors(torch.float64)]
+    check(
+        lambda q, k, v, g, beta, s: function(q, k, v, g=g, beta=beta, initial_state=s, output_final_state=True),
+        lambda q, k, v, g, beta, s: recurrence(q, k, v, g, beta, state=s),
+        inputs, ("q", "k", "v", "g", "beta", "S"), torch.float64,
+    )  # fmt: skip
+
+
 def test_any_strides():
     """As a convolution over (B,D,T) leaves them."""
     q, k, v, g, beta, _ = tensors(torch.float64)
