@@ -21,7 +21,11 @@ def test_page():
     page = delta.page({"about": ABOUT, "cases": [{"case": case, "difference": 0.0, "seconds": times}]})
     # Medians of each side, and of what a round says: 4, 10 and 2 times.
     assert "| step, 16 x 1 token, 32 heads of 128, float32 | 4 ms | 1 ms | 4.0 |" in page
-    assert "A processor, 2 threads, 2000-01-01" in page and "torch 1, transformers 2" in page and "took 4% of" in page.replace("\n", " ")
+    assert (
+        "A processor, 2 threads, 2000-01-01" in page
+        and "torch 1, transformers 2" in page
+        and "took 4% of" in page.replace("\n", " ")
+    )
     assert max(len(line) for line in page.splitlines()) <= 130
 
 
