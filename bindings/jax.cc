@@ -1,15 +1,17 @@
-// The operators as XLA sees them: one FFI handler per operation and platform. Nothing here but conversion; what is
-// wrong with a call is found by tfla itself.
+// The operators as XLA sees them: one FFI handler per operator, operation and platform. Nothing here but conversion;
+// what is wrong with a call is found by tfla itself.
 //
 // Under vmap every tensor has further axes in front. Batch rows are independent, so they are merged into the batch;
-// with cu_seqlens or slots, which belong to one call, the calls are made one after another.
+// with cu_seqlens or slots, which belong to one call, the calls are made one after another (`separate` of the
+// settings).
 #include <xla/ffi/api/ffi.h>
 
 #include <memory>
 #include <new>
 #include <optional>
 
-#include "jax_call.h"
+#include "jax_delta.h"
+#include "jax_mlstm.h"
 
 namespace tfla::jax {
 namespace {
@@ -88,54 +90,53 @@ class Scratch {
 // The plan, and no more of the memory for what is kept than it says. That memory was asked for while tracing, when
 // neither the platform nor vmap was known: a CPU keeps nothing of it, a batch that vmap has made larger has some to
 // spare, and where it does not suffice nothing is kept. Backward sees the same memory and decides alike.
-template <class Args>
-Plan plan_within_saved(Args& args, const Execution& execution) {
-  const Plan chosen = plan(args, execution);
+template <class Operator, class Args>
+auto plan_within_saved(Args& args, const Execution& execution) {
+  const auto chosen = Operator::make_plan(args, execution);
   if constexpr (requires { args.saved; }) {
     if (chosen.saved_bytes > args.saved.size()) {
       args.options.keep = Keep::nothing;
       args.saved = {};
-      return plan(args, execution);
+      return Operator::make_plan(args, execution);
     }
     args.saved = args.saved.first(chosen.saved_bytes);
   }
   return chosen;
 }
 
-template <class Args>
-using Run = void (*)(const Args&, const Plan&, std::span<std::byte>, void*);
-
-template <class Args>
-void run(Call& call, std::span<const std::int64_t> outer, Args (*make)(Call&), Run<Args> operation,
+template <class Operator, class Args>
+void run(typename Operator::Call& call, std::span<const std::int64_t> outer, Args (*make)(typename Operator::Call&),
          ffi::ScratchAllocator* allocator, const Execution& execution) {
   std::int64_t count = 1;
   for (const std::int64_t extent : outer) count *= extent;
-  const bool merged = !call.settings[has_index];
+  const bool merged = !call.settings.separate();
   Scratch scratch(allocator);
   for (std::int64_t index = 0; index < (merged ? 1 : count); ++index) {
     const Arrays::Part part{.axes = outer.size(), .index = index, .count = count, .merged = merged};
     call.in.start(part);
     call.out.start(part);
     Args args = make(call);
-    const Plan chosen = plan_within_saved(args, execution);
-    operation(args, chosen, scratch.take(chosen.scratch_bytes), execution.stream);
+    const auto chosen = plan_within_saved<Operator>(args, execution);
+    Operator::run(args, chosen, scratch.take(chosen.scratch_bytes), execution.stream);
   }
 }
 
+template <class Operator>
 ffi::Error handle(Operation operation, const Execution& execution, ffi::ScratchAllocator* allocator,
                   const ffi::RemainingArgs& args, const ffi::RemainingRets& results,
                   ffi::Span<const std::int64_t> flags, ffi::Span<const double> numbers) {
   try {
     constexpr std::size_t rank_of_q = 4;
-    const Settings settings({flags.begin(), flags.size()}, {numbers.begin(), numbers.size()});
+    const typename Operator::Settings settings({flags.begin(), flags.size()}, {numbers.begin(), numbers.size()});
+    const bool head_first = settings[Operator::head_first];
     std::vector<Array> in = arrays_of(args);
     const std::span<const std::int64_t> q = in.at(0).shape;
     const std::span<const std::int64_t> outer = q.first(q.size() < rank_of_q ? 0 : q.size() - rank_of_q);
-    Call call{settings, Arrays(std::move(in), settings[head_first]), Arrays(arrays_of(results), settings[head_first])};
+    typename Operator::Call call{settings, Arrays(std::move(in), head_first), Arrays(arrays_of(results), head_first)};
     switch (operation) {
-      case Operation::forward: run<MlstmForward>(call, outer, forward_args, forward, allocator, execution); break;
-      case Operation::backward: run<MlstmBackward>(call, outer, backward_args, backward, allocator, execution); break;
-      case Operation::step: run<MlstmStep>(call, outer, step_args, step, allocator, execution); break;
+      case Operation::forward: run<Operator>(call, outer, Operator::forward_args, allocator, execution); break;
+      case Operation::backward: run<Operator>(call, outer, Operator::backward_args, allocator, execution); break;
+      case Operation::step: run<Operator>(call, outer, Operator::step_args, allocator, execution); break;
     }
     return ffi::Error::Success();
   } catch (const InvalidArgument& error) {
@@ -149,16 +150,17 @@ ffi::Error handle(Operation operation, const Execution& execution, ffi::ScratchA
   }
 }
 
-template <Operation operation>
+template <class Operator, Operation operation>
 ffi::Error on_cpu(ffi::RemainingArgs args, ffi::RemainingRets results, ffi::Span<const std::int64_t> flags,
                   ffi::Span<const double> numbers) {
-  return handle(operation, {}, nullptr, args, results, flags, numbers);
+  return handle<Operator>(operation, {}, nullptr, args, results, flags, numbers);
 }
 
-template <Operation operation>
+template <class Operator, Operation operation>
 ffi::Error on_cuda(void* stream, ffi::ScratchAllocator allocator, ffi::RemainingArgs args, ffi::RemainingRets results,
                    ffi::Span<const std::int64_t> flags, ffi::Span<const double> numbers) {
-  return handle(operation, {.device = Device::cuda, .stream = stream}, &allocator, args, results, flags, numbers);
+  return handle<Operator>(operation, {.device = Device::cuda, .stream = stream}, &allocator, args, results, flags,
+                          numbers);
 }
 
 auto bind_cpu() {
@@ -182,16 +184,21 @@ auto bind_cuda() {
 }  // namespace
 }  // namespace tfla::jax
 
-#define TFLA_HANDLERS(Name, operation)                                                    \
-  TFLA_EXPORT XLA_FFI_Error* tfla_jax_##Name##_cpu(XLA_FFI_CallFrame* frame) {            \
-    static const auto handler = tfla::jax::bind_cpu().To(tfla::jax::on_cpu<operation>);   \
-    return handler->Call(frame);                                                          \
-  }                                                                                       \
-  TFLA_EXPORT XLA_FFI_Error* tfla_jax_##Name##_cuda(XLA_FFI_CallFrame* frame) {           \
-    static const auto handler = tfla::jax::bind_cuda().To(tfla::jax::on_cuda<operation>); \
-    return handler->Call(frame);                                                          \
+#define TFLA_HANDLERS(Operator, name, operation)                                                        \
+  TFLA_EXPORT XLA_FFI_Error* tfla_jax_##name##_##operation##_cpu(XLA_FFI_CallFrame* frame) {            \
+    using namespace tfla;                                                                               \
+    static const auto handler = jax::bind_cpu().To(jax::on_cpu<jax::Operator, Operation::operation>);   \
+    return handler->Call(frame);                                                                        \
+  }                                                                                                     \
+  TFLA_EXPORT XLA_FFI_Error* tfla_jax_##name##_##operation##_cuda(XLA_FFI_CallFrame* frame) {           \
+    using namespace tfla;                                                                               \
+    static const auto handler = jax::bind_cuda().To(jax::on_cuda<jax::Operator, Operation::operation>); \
+    return handler->Call(frame);                                                                        \
   }
-TFLA_HANDLERS(forward, tfla::Operation::forward)
-TFLA_HANDLERS(backward, tfla::Operation::backward)
-TFLA_HANDLERS(step, tfla::Operation::step)
+TFLA_HANDLERS(Mlstm, mlstm, forward)
+TFLA_HANDLERS(Mlstm, mlstm, backward)
+TFLA_HANDLERS(Mlstm, mlstm, step)
+TFLA_HANDLERS(Delta, delta_rule, forward)
+TFLA_HANDLERS(Delta, delta_rule, backward)
+TFLA_HANDLERS(Delta, delta_rule, step)
 #undef TFLA_HANDLERS

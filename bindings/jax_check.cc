@@ -1,7 +1,8 @@
 // What is wrong with a call, found while JAX traces it: there are shapes then, but no data.
 #include <algorithm>
 
-#include "jax_call.h"
+#include "jax_delta.h"
+#include "jax_mlstm.h"
 
 namespace tfla::jax {
 namespace {
@@ -47,47 +48,59 @@ void fill_index(Array& index, Operation operation, std::int64_t tokens, std::vec
 
 // For forward and step. Results have the shapes the arguments call for, so only h, which is like v, takes part; the
 // last state of a step is the given one.
-void check(Operation operation, std::span<const TracedTensor> tensors, const Settings& settings) {
-  constexpr std::size_t v = 2, first_state = 5;
+template <class Operator>
+void check(Operation operation, std::span<const TracedTensor> tensors, const typename Operator::Settings& settings) {
+  constexpr std::size_t v = 2;
+  const bool head_first = settings[Operator::head_first];
   Addresses addresses;
   std::vector<Array> in;
   for (const TracedTensor& tensor : tensors) in.push_back(addresses.place(tensor));
   std::vector<Array> out{addresses.place(tensors[v])};
-  if (operation == Operation::step)
-    out.insert(out.end(), {in.at(first_state), in.at(first_state + 1), in.at(first_state + 2)});
-  std::vector<std::int64_t> memory;
-  if (settings[has_index]) {
-    const std::span<const std::int64_t> q = in[0].shape;
-    fill_index(in.back(), operation, q.size() < 3 ? 0 : q[settings[head_first] ? 2 : 1], memory);
+  for (std::size_t part = 0; operation == Operation::step && part < settings.state_parts; ++part) {
+    out.push_back(in.at(settings.first_state() + part));
   }
-  Call call{settings, Arrays(std::move(in), settings[head_first]), Arrays(std::move(out), settings[head_first])};
+  std::vector<std::int64_t> memory;
+  if (settings[Operator::has_index]) {
+    const std::span<const std::int64_t> q = in[0].shape;
+    fill_index(in.back(), operation, q.size() < 3 ? 0 : q[head_first ? 2 : 1], memory);
+  }
+  typename Operator::Call call{settings, Arrays(std::move(in), head_first), Arrays(std::move(out), head_first)};
   if (operation == Operation::step) {
-    static_cast<void>(plan(step_args(call)));
+    static_cast<void>(Operator::make_plan(Operator::step_args(call), {}));
   } else {
-    static_cast<void>(plan(forward_args(call)));
+    static_cast<void>(Operator::make_plan(Operator::forward_args(call), {}));
   }
 }
 
-}  // namespace
-}  // namespace tfla::jax
-
-TFLA_EXPORT const char* tfla_jax_flag_names() { return tfla::jax::flag_names; }
-TFLA_EXPORT const char* tfla_jax_number_names() { return tfla::jax::number_names; }
-
 // Null where the call is fine, else what is wrong with it, in memory that lasts until this thread's next check.
-TFLA_EXPORT const char* tfla_jax_check(std::int32_t operation, const tfla::jax::TracedTensor* tensors,
-                                       std::int64_t count, const std::int64_t* flags, const double* numbers) {
-  using namespace tfla::jax;
+template <class Operator>
+const char* sentence_about(std::int32_t operation, const TracedTensor* tensors, std::int64_t count,
+                           const std::int64_t* flags, const double* numbers) {
   thread_local std::string sentence;
   try {
-    std::array<std::int64_t, flag_count> h_alone;
-    std::copy_n(flags, flag_count, h_alone.begin());
-    h_alone[has_C] = h_alone[has_saved] = 0;
-    check(static_cast<tfla::Operation>(operation), {tensors, static_cast<std::size_t>(count)},
-          Settings(h_alone, {numbers, number_count}));
+    std::array<std::int64_t, Operator::flag_count> h_alone;
+    std::copy_n(flags, h_alone.size(), h_alone.begin());
+    for (const auto flag : Operator::Settings::further_results) h_alone[flag] = 0;
+    check<Operator>(static_cast<Operation>(operation), {tensors, static_cast<std::size_t>(count)},
+                    typename Operator::Settings(h_alone, {numbers, Operator::number_count}));
     return nullptr;
   } catch (const std::exception& error) {
     sentence = error.what();
     return sentence.c_str();
   }
 }
+
+}  // namespace
+}  // namespace tfla::jax
+
+#define TFLA_CHECK(Operator, name)                                                                                \
+  TFLA_EXPORT const char* tfla_jax_##name##_flag_names() { return tfla::jax::Operator::flag_names; }              \
+  TFLA_EXPORT const char* tfla_jax_##name##_number_names() { return tfla::jax::Operator::number_names; }          \
+  TFLA_EXPORT const char* tfla_jax_##name##_check(std::int32_t operation, const tfla::jax::TracedTensor* tensors, \
+                                                  std::int64_t count, const std::int64_t* flags,                  \
+                                                  const double* numbers) {                                        \
+    return tfla::jax::sentence_about<tfla::jax::Operator>(operation, tensors, count, flags, numbers);             \
+  }
+TFLA_CHECK(Mlstm, mlstm)
+TFLA_CHECK(Delta, delta_rule)
+#undef TFLA_CHECK

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.machine import busy_share
 from benchmarks.common.program import Program, find, seconds
 from benchmarks.common.verdict import as_json
 from benchmarks.cpu import page, peer, targets
@@ -119,19 +120,6 @@ def step_once(job: Job, batch: int) -> dict[str, float]:
         "state_rate": row["state_bytes_per_second"],
         "copy_rate": row["copy_bytes_per_second"],
     }
-
-
-def busy_share() -> float:
-    """The share of all cores' time that other processes take just now."""
-
-    def idle_and_total() -> tuple[int, int]:
-        fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
-        return fields[3] + fields[4], sum(fields)
-
-    idle_before, total_before = idle_and_total()
-    time.sleep(1)
-    idle_after, total_after = idle_and_total()
-    return 1 - (idle_after - idle_before) / (total_after - total_before)
 
 
 def about(job: Job) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-# torch.compile keeps machine code for the processor at hand in a folder that all programs share, under a key that does not
-# say all of what that processor has. A machine that moved to another one ends in an illegal instruction, so every run
-# begins with an empty folder.
+# torch.compile keeps machine code for the processor at hand in a folder that all programs share, under a key that does
+# not say all of what that processor has. On a machine that has another one by now such code ends in an illegal
+# instruction, so every run begins with an empty folder.
 _compiled = tempfile.TemporaryDirectory(prefix="tfla-compiled-")
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = _compiled.name
 

@@ -142,8 +142,8 @@ class Table:
         self._default_codes = self.encode_all(tuple(row.default for row in rows))
 
     def _refusal(self, given: tuple) -> ValueError:
-        rows = zip(self.rows, given, strict=False)
-        return next(unknown(row.name, x, tuple(row.codes)) for row, x in rows if row.codes and x not in tuple(row.codes))
+        rows = [(row.name, x, tuple(row.codes)) for row, x in zip(self.rows, given, strict=False) if row.codes]
+        return next(unknown(name, x, accepted) for name, x, accepted in rows if x not in accepted)
 
     def encode_all(self, given: tuple) -> tuple:
         """The first few options, or all of them, as operators take them; ValueError where one is not as described."""

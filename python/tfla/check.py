@@ -86,7 +86,10 @@ def _delta_row(dtype: torch.dtype) -> Row:
         errors[f"d{name}"] = relative_error(x.grad, exact[name].grad) / grad_bound
     with torch.no_grad():
         C = torch.zeros_like(state)
-        tokens: list[dict[str, Any]] = [{name: x[:, t] if x.dim() > 1 else x for name, x in named.items()} for t in range(70)]
-        h = torch.stack([delta_rule_step(**token, state=C, **options) for token in tokens], dim=1)
+        steps = []
+        for t in range(70):
+            token: dict[str, Any] = {name: x[:, t] if x.dim() > 1 else x for name, x in named.items()}
+            steps.append(delta_rule_step(**token, state=C, **options))
+        h = torch.stack(steps, dim=1)
         errors["step"] = relative_error(h, wanted) / bound
     return _row("delta rule", dtype, errors)

@@ -29,6 +29,14 @@ def linear_attention(q, k, v, i, f):
     return o.square().sum() + state.square().sum() + z.square().sum() + 0 * (i + f).sum()
 
 
+def gated_delta_rule(q, k, v, i, f):
+    o, state = fla.chunk_gated_delta_rule(
+        q, k, v, f, i, output_final_state=True, use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, A_log=f[0, 0],
+        use_beta_sigmoid_in_kernel=True, allow_neg_eigval=True, state_v_first=True,
+    )  # fmt: skip
+    return o.square().sum() + state.square().sum()
+
+
 def mamba(q, k, v, i, f):
     out, state = mamba_chunk_scan_combined(
         v, i, -f[0, 0].exp(), k, q, 16, D=f[0, 1], dt_softplus=True, return_final_states=True
@@ -36,7 +44,7 @@ def mamba(q, k, v, i, f):
     return out.square().sum() + state.square().sum()
 
 
-@pytest.mark.parametrize("function", [mlstm_kernels, simple_gla, linear_attention, mamba])
+@pytest.mark.parametrize("function", [mlstm_kernels, simple_gla, linear_attention, gated_delta_rule, mamba])
 def test_compiles_whole(function):
     inputs = make_inputs(dtype=torch.float64)
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")

@@ -107,7 +107,7 @@ def test_fields_of_a_kind():
     for arguments, named in (((1,) * 10, {}), ((2, 32, 4), {"layers": 3})):
         with pytest.raises(TypeError, match="^tfla: ModelConfig is given a field twice, or more than the 9"):
             ModelConfig(*arguments, **named)
-    with pytest.raises(ValueError, match="kind is 'rnn'; it must be 'xlstm', 'transformer' or 'average'"):
+    with pytest.raises(ValueError, match="kind is 'rnn'; it must be 'xlstm', 'transformer', 'deltanet' or 'average'"):
         preset("tiny", kind="rnn")
     with pytest.raises(ValueError, match="kind is 3; it must be"):
         ModelConfig(2, 32, 4, kind=3)
@@ -116,7 +116,7 @@ def test_fields_of_a_kind():
     )
 
 
-@pytest.mark.parametrize("kind", ["transformer", "average"])
+@pytest.mark.parametrize("kind", ["transformer", "deltanet", "average"])
 def test_context_parallel_is_refused_before_anything_is_written(data, tmp_path, monkeypatch, kind):
     monkeypatch.setattr("tfla.lm.training.train.join", lambda recipe, device: tfla.lm.training.parallel.World())
     with pytest.raises(ValueError, match=f"context_parallel is given for kind '{kind}'; only xlstm has it"):

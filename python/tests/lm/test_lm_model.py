@@ -16,7 +16,8 @@ from tfla.lm.training.optimizer import decays, learning_rate, make_optimizer
 from tfla.reference import recurrence, relative_error
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-KINDS = ["xlstm", "transformer"]
+DECODE = ["xlstm", "deltanet"]
+KINDS = ["xlstm", "transformer", "deltanet"]
 
 
 def make_model(dtype=torch.float32, **changes) -> LanguageModel:
@@ -93,6 +94,7 @@ ARRANGED = [
     ({"reset": "soft"}, None, {"starts"}),
     ({}, "a group", {"starts", "group"}),
     ({"kind": "transformer"}, None, {"rotation", "documents"}),
+    ({"kind": "deltanet"}, None, {"cu_seqlens"}),
 ]
 
 
@@ -108,7 +110,7 @@ def test_how_documents_reach_the_layers(changes, group, arguments):
 
 
 @pytest.mark.parametrize("boundaries", [True, False], ids=["cu_seqlens", "starts"])
-@pytest.mark.parametrize("changes", [{}, {"gate": "sigmoid"}, {"kind": "transformer"}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"gate": "sigmoid"}, {"kind": "transformer"}, {"kind": "deltanet"}], ids=str)
 def test_packed_documents_are_separate_ones(changes, boundaries):
     """Losses and gradients of packed rows are those of every document in a batch of its own."""
     model, batch = make_model(**changes), make_batch(packed_targets(), EOD)
@@ -162,8 +164,9 @@ def test_bfloat16_computation_has_float32_parameters():
     assert {x.dtype for x in (model.blocks[0](torch.zeros(1, 3, 32, dtype=torch.bfloat16)),)} == {torch.bfloat16}
 
 
-def test_matrices_in_dtype_change_nothing():
-    model, tokens = make_model(torch.bfloat16), torch.randint(0, EOD, (2, 9))
+@pytest.mark.parametrize("kind", DECODE)
+def test_matrices_in_dtype_change_nothing(kind):
+    model, tokens = make_model(torch.bfloat16, kind=kind), torch.randint(0, EOD, (2, 9))
     with torch.no_grad():
         before = model(tokens), *model.prefill(tokens)[1][1]
         model.matrices_in_dtype()
@@ -173,8 +176,9 @@ def test_matrices_in_dtype_change_nothing():
     assert kept == {torch.float32} and model.head.weight.dtype == torch.bfloat16
 
 
-def test_prefill_and_decode_are_the_whole_sequence():
-    model, tokens = make_model(), torch.randint(0, EOD, (3, 20))
+@pytest.mark.parametrize("kind", DECODE)
+def test_prefill_and_decode_are_the_whole_sequence(kind):
+    model, tokens = make_model(kind=kind), torch.randint(0, EOD, (3, 20))
     with torch.no_grad():
         whole = model(tokens)
         logits, states = model.prefill(tokens[:, :11])

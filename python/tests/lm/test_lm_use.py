@@ -39,7 +39,7 @@ def data(tmp_path_factory):
     return make_data(tmp_path_factory.mktemp("lm"))
 
 
-@pytest.mark.parametrize("kind", ["xlstm", "transformer"])
+@pytest.mark.parametrize("kind", ["xlstm", "transformer", "deltanet"])
 def test_evaluation_is_the_mean_over_documents(data, kind):
     model, rows = make_model(kind=kind), Dataset(data, "validation", 70)
     result = evaluate(model, rows, batch=3)
@@ -154,11 +154,11 @@ REFUSED = [
     (lambda: Session(make_model(), []), "the list of prompts is empty"),
     (
         lambda: Session(make_model(kind="transformer"), PROMPTS),
-        "kind is 'transformer', which keeps no state; only xlstm gen",
+        "kind is 'transformer', which keeps no state; only xlstm or deltanet gen",
     ),
     (
         lambda: make_model(kind="transformer").prefill(torch.zeros(1, 3, dtype=torch.long)),
-        "kind is 'transformer', which keeps no state; only xlstm generates",
+        "kind is 'transformer', which keeps no state; only xlstm or deltanet generates",
     ),
 ]
 
@@ -345,8 +345,8 @@ def test_bench_measures_all_our_models(capsys, tmp_path):
     options = "--device cpu --sizes tiny --layers 1 --vocab 512 --context 128 --batch 1 --steps 1 --no-compile"
     assert main(["bench", *options.split(), "--json", str(tmp_path / "bench.json")]) == 0
     rows = json.loads((tmp_path / "bench.json").read_text())
-    assert [row["model"] for row in rows] == ["exp", "sigmoid", "transformer"]
+    assert [row["model"] for row in rows] == ["exp", "sigmoid", "transformer", "deltanet"]
     for row in rows:
         assert row["tokens_per_second"] == pytest.approx(128e3 / row["milliseconds"], rel=1e-6)
         assert row["loss"] == pytest.approx(math.log(512), rel=0.1)  # there is nothing to learn of random tokens
-    assert capsys.readouterr().out.count("| tiny |") == 3
+    assert capsys.readouterr().out.count("| tiny |") == 4

@@ -334,6 +334,8 @@ def test_registered_operator_refuses_unknown_numbers():
     for write in (3, -1, 256):
         with pytest.raises(ValueError, match=r"tfla: options.write is not one of"):
             library.forward(*(GIVEN[name] for name in PER_TOKEN), None, None, None, None, write)
+    with pytest.raises(ValueError, match=r"tfla: options.chunk_size is -1"):
+        library.forward(*(GIVEN[name] for name in PER_TOKEN), chunk_size=-1)
 
 
 def test_nothing_is_ignored():

@@ -47,7 +47,7 @@ SCHEMAS = [
 
 @pytest.mark.parametrize(("operator", "tensors", "table", "options"), SCHEMAS, ids=[row[0] for row in SCHEMAS])
 def test_schemas(operator, tensors, table, options):
-    """Their defaults are those of MlstmOptions and DeltaOptions in include/tfla; that of keep is bindings/torch.cc's."""
+    """Their defaults are those of the structs of options in include/tfla; that of keep is bindings/torch.cc's."""
     arguments = getattr(torch.ops.tfla, operator).default._schema.arguments
     assert all(str(x.type) in ("Tensor", "Optional[Tensor]") for x in arguments[:tensors])
     wanted = table.encode_all(tuple(option.default for option in options))
@@ -114,6 +114,8 @@ def test_signatures_of_jax():
     jax = pytest.importorskip("tfla.jax")
     assert defaults(jax.mlstm) == defaults(tfla.mlstm)
     assert defaults(jax.mlstm_step) == defaults(tfla.mlstm_step)
+    assert defaults(jax.delta_rule) == defaults(tfla.delta_rule)
+    assert defaults(jax.delta_rule_step) == defaults(tfla.delta_rule_step)
 
 
 @pytest.mark.parametrize("module", [MLSTMCell, MLSTMLayer])

@@ -35,7 +35,7 @@ def transformable(
     backward: Any, tensors: int, save: Callable[..., None], gradients: Callable[..., tuple], refuse: Callable[..., None]
 ) -> Callable[[Any, tuple], Any]:
     """A way to call operators for sequences, whose derivative is the operator `backward`. tensors: how many inputs come
-    before the options; save(ctx, inputs, output) and gradients(backward, ctx, *grads) are those of register_autograd."""
+    before the options; save(ctx, inputs, output) and gradients(backward, ctx, *grads) are what is registered too."""
 
     class Backward(torch.autograd.Function):
         generate_vmap_rule = True

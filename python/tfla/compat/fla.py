@@ -3,7 +3,7 @@
 Each is a way to make gates for the same kernels: the decay is a forget gate in log space, every input weighs 1, and
 there is no denominator. q, k (B,T,H,K), v (B,T,H,V); states (N,H,K,V), returned in float32. H of v may be a multiple of
 that of q and k. Any length and head dimension. Gradients go to q, k, v, g, g_gamma and the initial state, from the
-output and the final state.
+output and the final state. The delta rule, an operator of its own, is in `fla_delta` and can be imported from here too.
 """
 
 from __future__ import annotations
@@ -16,12 +16,22 @@ from torch import Tensor
 
 import tfla
 from tfla._options import DEFAULTS
+from tfla.compat.fla_delta import (
+    chunk_delta_rule,
+    chunk_gated_delta_rule,
+    fused_recurrent_delta_rule,
+    fused_recurrent_gated_delta_rule,
+)
 
 __all__ = [
+    "chunk_delta_rule",
+    "chunk_gated_delta_rule",
     "chunk_lightning_attn",
     "chunk_linear_attn",
     "chunk_retention",
     "chunk_simple_gla",
+    "fused_recurrent_delta_rule",
+    "fused_recurrent_gated_delta_rule",
     "fused_recurrent_simple_gla",
 ]
 

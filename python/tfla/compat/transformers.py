@@ -1,4 +1,4 @@
-"""The Hugging Face xLSTM on tfla's kernels.
+"""The Hugging Face xLSTM on tfla's kernels, and models with the gated delta rule (`transformers_delta`).
 
     import tfla.compat.transformers
 
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import tfla
-from tfla.compat import _xlstm
+from tfla.compat import _xlstm, transformers_delta
 from tfla.compat._xlstm import States
 
 try:
@@ -91,20 +91,29 @@ def _patched_init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
 
 
 def patch(model: nn.Module | None = None) -> None:
-    """Gives every xLSTM model made from now on, or the given one, tfla's kernels."""
+    """Gives every xLSTM model made from now on, or the given one, tfla's kernels.
+
+    Models with the gated delta rule: all of them, or with a model all of its kind, on the CPU; elsewhere they keep what
+    they have.
+    """
     if model is None:
         setattr(modeling_xlstm.xLSTMBlock, "__init__", _patched_init)  # noqa: B010
+        transformers_delta.replace(transformers_delta.known_modules())
         return
     blocks = [module for module in model.modules() if isinstance(module, modeling_xlstm.xLSTMBlock)]
-    if not blocks:
+    delta = transformers_delta.modules_of(model)
+    if not blocks and not delta:
         raise ValueError(
-            f"tfla: model is a {type(model).__name__} without xLSTM blocks; patch takes a Hugging Face xLSTM"
+            f"tfla: model is a {type(model).__name__} without xLSTM blocks and without the gated delta rule; patch "
+            "takes a Hugging Face xLSTM, Qwen3-Next or a relative of it"
         )
+    transformers_delta.replace(delta)
     for block in blocks:
         layer: Any = block.mlstm_layer
         layer.mlstm_backend = Backend(layer.mlstm_backend.config)
 
 
 def unpatch() -> None:
-    """Models made from now on use the kernels they would have without patch()."""
+    """Models made from now on, and all with the gated delta rule, use the kernels they would have without patch()."""
     setattr(modeling_xlstm.xLSTMBlock, "__init__", _original_init)  # noqa: B010
+    transformers_delta.restore()

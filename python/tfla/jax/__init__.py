@@ -2,6 +2,7 @@
 
 h = tfla.jax.mlstm(q, k, v, i, f)                        # q, k (B,T,H,dqk)  v, h (B,T,H,dhv)  i, f (B,T,H)
 h, state = tfla.jax.mlstm_step(q, k, v, i, f, state)     # a token at a time
+h = tfla.jax.delta_rule(q, k, v, beta, g)                # the delta rule, on the CPU
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from jax import Array
 
 from tfla._options import DEFAULTS, Gate, Keep, Layout, Normalizer
 from tfla.jax import _ffi
+from tfla.jax._delta import delta_rule, delta_rule_step
 
-__all__ = ["State", "mlstm", "mlstm_step"]
+__all__ = ["State", "delta_rule", "delta_rule_step", "mlstm", "mlstm_step"]
 
 _INPUTS = ("q", "k", "v", "i", "f")
 _STATE = ("C", "n", "m")
@@ -78,13 +80,13 @@ def mlstm(
     Returns:
       h (B,T,H,dhv) in the dtype of q, or (h, State) with output_final_state.
     """
-    options = _ffi.Options.parse(
+    options = _ffi.MLSTM.parse(
         gate, normalizer, layout, eps, qk_scale, soft_cap, exact_normalizer_grad, chunk_size, keep
     )
     arrays, state, index = _vary_alike([q, k, v, i, f], initial_state, cu_seqlens)
     flags = options.encode(state=state is not None, index=index is not None, C=bool(output_final_state))
     names = [*_INPUTS, *(f"initial_state.{x}" for x in _STATE if state), *(["cu_seqlens"] if index is not None else [])]
-    _ffi.check(_ffi.FORWARD, names, _flat(arrays, state, index), *flags)
+    _ffi.MLSTM.check(_ffi.FORWARD, names, _flat(arrays, state, index), *flags)
     h, last = _mlstm(options, bool(output_final_state), arrays, state, index)
     return (h, State(*last)) if output_final_state else h
 
@@ -112,7 +114,7 @@ def mlstm_step(
     or int64 and all different, state holds S states and row b of the batch uses number slots[b]; the others stay as
     they are.
     """
-    options = _ffi.Options.parse(gate, normalizer, layout, eps, qk_scale, soft_cap)
+    options = _ffi.MLSTM.parse(gate, normalizer, layout, eps, qk_scale, soft_cap)
     arrays, before, index = _vary_alike([q, k, v, i, f], state, slots)
     one_token, axis = arrays[0].ndim == 3, 2 if options["head_first"] else 1
     if one_token:
@@ -122,23 +124,18 @@ def mlstm_step(
     flags = options.encode(state=True, index=index is not None)
     flat = _flat(arrays, before, index)
     names = [*_INPUTS, *(f"state.{x}" for x in _STATE), *(["slots"] if index is not None else [])]
-    _ffi.check(_ffi.STEP, names, flat, *flags)
+    _ffi.MLSTM.check(_ffi.STEP, names, flat, *flags)
     results = [_ffi.like(arrays[2]), *(_ffi.like(x) for x in before)]
     first = len(_INPUTS)
-    h, *after = _ffi.call(_ffi.STEP, results, flat, *flags, aliases={first + part: 1 + part for part in range(3)})
+    h, *after = _ffi.MLSTM.call(_ffi.STEP, results, flat, *flags, aliases={first + part: 1 + part for part in range(3)})
     return jnp.squeeze(h, axis) if one_token else h, State(*after)
 
 
 def _vary_alike(
     arrays: list, state: tuple | None, index: Array | None
 ) -> tuple[list[Array], State | None, Array | None]:
-    """As arrays that vary over the same axes of a mesh: inside shard_map a call wants all of them alike."""
-    leaves, tree = jax.tree.flatten((list(arrays), None if state is None else tuple(state), index))
-    leaves = [jnp.asarray(x) for x in leaves]
-    axes = frozenset().union(*(_ffi.varying_axes(x) for x in leaves))
-    missing = [tuple(axes - _ffi.varying_axes(x)) for x in leaves]
-    leaves = [jax.lax.pcast(x, rest, to="varying") if rest else x for x, rest in zip(leaves, missing, strict=True)]
-    arrays, state, index = jax.tree.unflatten(tree, leaves)
+    """The arrays, the state as one, and cu_seqlens or slots, as `_ffi.vary_alike` makes them."""
+    arrays, state, index = _ffi.vary_alike((list(arrays), None if state is None else tuple(state), index))
     if state is not None and len(state) != len(_STATE):
         raise ValueError(f"tfla: the state has {len(state)} parts; it must be (C, n, m)")
     return arrays, None if state is None else State(*state), index
@@ -146,13 +143,6 @@ def _vary_alike(
 
 def _flat(arrays: list[Array], state: State | None, index: Array | None) -> list[Array]:
     return [*arrays, *(state or ()), *(() if index is None else (index,))]
-
-
-def _last_state(options: _ffi.Options, q: Array, v: Array, index: Array | None) -> list[jax.ShapeDtypeStruct]:
-    sequences = v.shape[0] if index is None else index.shape[0] - 1
-    shape = (sequences, v.shape[1 if options["head_first"] else 2], q.shape[3], v.shape[3])
-    dtype = jnp.float64 if q.dtype == jnp.float64 else jnp.float32
-    return [_ffi.like(q, shape[:axes], dtype) for axes in (4, 3, 2)]
 
 
 def _saved(options: _ffi.Options, q: Array, v: Array, index: Array | None) -> list[jax.ShapeDtypeStruct]:
@@ -170,8 +160,8 @@ def _run_forward(options, output_final_state, arrays, state, index, *, saved=())
     """h, the last state, and what is saved for backward: each that is not asked for is empty."""
     flags = options.encode(state=state is not None, index=index is not None, C=output_final_state, saved=len(saved) > 0)
     q, _, v, *_ = arrays
-    last = _last_state(options, q, v, index) if output_final_state else []
-    h, *others = _ffi.call(_ffi.FORWARD, [_ffi.like(v), *last, *saved], _flat(arrays, state, index), *flags)
+    last = _ffi.last_state(options, q, v, index) if output_final_state else []
+    h, *others = _ffi.MLSTM.call(_ffi.FORWARD, [_ffi.like(v), *last, *saved], _flat(arrays, state, index), *flags)
     return h, tuple(others[: len(last)]), tuple(others[len(last) :])
 
 
@@ -196,7 +186,7 @@ def _backward(options, output_final_state, residuals, cotangents):
     )  # fmt: skip
     given = [*arrays, dh, *dlast, *(state or ()), *(() if index is None else (index,)), *saved]
     results = [_ffi.like(x) for x in [*arrays, *(state or ())[:2]]]
-    grads = _ffi.call(_ffi.BACKWARD, results, given, *flags)
+    grads = _ffi.MLSTM.call(_ffi.BACKWARD, results, given, *flags)
     dstate = None if state is None else State(*grads[5:], jnp.zeros_like(state.m))
     dindex = None if index is None else np.zeros(index.shape, jax.dtypes.float0)
     return list(grads[:5]), dstate, dindex

@@ -34,6 +34,11 @@ def check_shares_sequences(config: ModelConfig) -> None:
         )
 
 
+def check_device(config: ModelConfig, device: torch.device) -> None:
+    if device.type == "cuda" and not find(config.kind).runs_on_cuda:
+        raise ValueError(f"tfla: device is {str(device)!r} for kind {config.kind!r}, which runs on 'cpu' alone")
+
+
 class LanguageModel(nn.Module):
     """tokens (B,T) -> logits (B,T,vocab), or losses where targets are given.
 

@@ -1,8 +1,14 @@
-"""Modules around the operator: `MLSTMCell` (gates, operator), `MLSTMLayer` (projections, cell, norm, output gate)."""
+"""Modules around the operators.
+
+`MLSTMCell` (gates, operator), `MLSTMLayer` (projections, cell, norm, output gate); `GatedDeltaNet` for the delta rule.
+"""
 
 from tfla.nn.cell import MLSTMCell
+from tfla.nn.delta import GatedDeltaNet
+from tfla.nn.delta_state import DeltaState
 from tfla.nn.layer import MLSTMLayer
 from tfla.nn.linear import Linear
+from tfla.nn.short_conv import ShortConvolution
 from tfla.state import State
 
-__all__ = ["Linear", "MLSTMCell", "MLSTMLayer", "State"]
+__all__ = ["DeltaState", "GatedDeltaNet", "Linear", "MLSTMCell", "MLSTMLayer", "ShortConvolution", "State"]

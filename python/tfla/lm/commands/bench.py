@@ -32,6 +32,13 @@ def subjects() -> dict[str, dict[str, Any]]:
     }
 
 
+def subjects_on(device: torch.device) -> tuple[str, ...]:
+    """Those that run there."""
+    return tuple(
+        name for name, fields in subjects().items() if device.type == "cpu" or KINDS[fields["kind"]].runs_on_cuda
+    )
+
+
 def model_config(name: str, setting: Setting) -> ModelConfig:
     if name not in subjects():
         raise unknown("models", name, tuple(subjects()))
@@ -63,7 +70,9 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", type=flags.words, default=("160m",), help="presets; default 160m")
-    parser.add_argument("--models", type=flags.words, help=f"some of {','.join(subjects())}; default all")
+    parser.add_argument(
+        "--models", type=flags.words, help=f"some of {','.join(subjects())}; default all that run there"
+    )
     flags.add_fields(parser, Setting, without=("size",))
     parser.add_argument("--json", type=Path)
 
@@ -72,8 +81,8 @@ def run(arguments: argparse.Namespace) -> None:
     check_output("json", arguments.json)
     if not arguments.sizes:
         raise ValueError("tfla: sizes is empty; it must name presets, such as 160m")
-    names = arguments.models or tuple(subjects())
     settings = [Setting(size, **flags.given(arguments, flags.names(Setting))) for size in arguments.sizes]
+    names = arguments.models or subjects_on(settings[0].where)
     for setting in settings:  # what is unknown is refused before the first is measured
         for name in names:
             model_config(name, setting)

@@ -159,6 +159,7 @@ class Kind(ABC, Generic[C]):
     variants: Mapping[str, Mapping[str, Any]] = {}  # fields of what `bench` times, by name
     decodes = False  # whether its mixer has states: modes "prefill" and "decode", and new_state(sequences)
     shares_sequences = False  # whether its mixer takes `group`, for context parallel
+    runs_on_cuda = True  # whether its mixer has kernels there
     exchange: Exchange[C] | None = None
 
     @abstractmethod

@@ -19,7 +19,7 @@ from tfla.lm.config import ModelConfig, Recipe
 from tfla.lm.data import Dataset, Order
 from tfla.lm.evaluate import evaluate
 from tfla.lm.fields import Count, Positive, check_fields, option
-from tfla.lm.model import check_shares_sequences
+from tfla.lm.model import check_device, check_shares_sequences
 from tfla.lm.models.base import Rows
 from tfla.lm.training import checkpoint
 from tfla.lm.training.keeping import keep_for_backward
@@ -104,6 +104,7 @@ class _Trainer:
     def __init__(self, config: ModelConfig, recipe: Recipe, data_path: Path, run: Run, world: World) -> None:
         """Refuses what cannot be trained, before anything is written."""
         self.config, self.recipe, self.run, self.world = config, recipe, run, world
+        check_device(config, world.device)
         if recipe.context_parallel > 1:
             check_shares_sequences(config)
         if recipe.batch % world.data_ranks:

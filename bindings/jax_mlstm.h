@@ -1,36 +1,17 @@
-// A call as JAX lays it out, for the handlers (jax.cc) and the check at the time of tracing (jax_check.cc).
-//
-// Options travel in two arrays, `flags` and `numbers`, in the order of the two lists below. python/tfla/jax/_ffi.py
-// writes them in the order in which it finds their names in the library. Optional tensors are left out of the list of
-// arguments; a flag says which are there.
+// The mLSTM as JAX lays it out.
 #pragma once
 
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <stdexcept>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "tfla/tfla.h"
-
-#define TFLA_EXPORT extern "C" __attribute__((visibility("default")))
+#include "jax_arrays.h"
 
 namespace tfla::jax {
+namespace mlstm {
 
-// An enumeration, and its names in their order.
-#define TFLA_NAMED(Enumeration, names, count, ...)       \
-  enum Enumeration : std::size_t { __VA_ARGS__, count }; \
-  inline constexpr const char* names = #__VA_ARGS__
 // has_state: C, n, m after f. has_index: cu_seqlens, or slots, comes last. has_C: of forward, the last state is wanted;
 // of backward, dC of the last state is given. has_n: of backward, dn of the last state is given. has_saved: what
 // forward leaves for backward is the last result of the one and the last argument of the other.
 TFLA_NAMED(Flag, flag_names, flag_count, gate, normalizer, head_first, exact_normalizer_grad, chunk_size, keep,
            has_state, has_index, has_C, has_n, has_saved, has_qk_scale, has_soft_cap);
 TFLA_NAMED(Number, number_names, number_count, eps, qk_scale, soft_cap);
-#undef TFLA_NAMED
 
 struct Settings {
   std::span<const std::int64_t, flag_count> flags;
@@ -47,77 +28,17 @@ struct Settings {
     if ((*this)[has_soft_cap]) options.soft_cap = numbers[soft_cap];
   }
   [[nodiscard]] bool operator[](Flag flag) const { return flags[flag] != 0; }
+
+  // Whether calls under vmap are made one after another: cu_seqlens and slots belong to one call.
+  [[nodiscard]] bool separate() const { return (*this)[has_index]; }
+  // Where C, n, m are among the arguments of a step.
+  [[nodiscard]] static std::size_t first_state() { return 5; }
+  static constexpr std::size_t state_parts = 3;
+  // The results of forward besides h, which a check leaves out.
+  static constexpr std::array<Flag, 2> further_results{has_C, has_saved};
 };
 
-// A dense tensor of any rank.
-struct Array {
-  void* data = nullptr;
-  DType dtype = DType::float32;
-  std::span<const std::int64_t> shape;
-};
-
-// The arguments or results of a call in their order, as views of one call of the operator.
-class Arrays {
- public:
-  Arrays(std::vector<Array> arrays, bool head_first) : arrays_(std::move(arrays)), head_first_(head_first) {}
-
-  // Which part of the tensors is meant: their first `axes` axes come from vmap and make `count` calls.
-  struct Part {
-    std::size_t axes = 0;
-    std::int64_t index = 0;
-    std::int64_t count = 1;
-    bool merged = true;  // all of them as one call
-  };
-  void start(const Part& part) {
-    part_ = part;
-    next_ = 0;
-  }
-
-  [[nodiscard]] TensorView tokens(const char* name) { return ordered(mutable_state(name)); }
-  [[nodiscard]] MutableTensorView mutable_tokens(const char* name) { return ordered(mutable_state(name)); }
-  [[nodiscard]] TensorView state(const char* name) { return mutable_state(name); }
-  // An array of one axis, of any dtype, as the memory it has.
-  [[nodiscard]] std::span<std::byte> bytes(const char* name) {
-    const MutableTensorView view = mutable_state(name);
-    return {static_cast<std::byte*>(view.data), static_cast<std::size_t>(view.shape[0]) * item_size(view.dtype)};
-  }
-  [[nodiscard]] MutableTensorView mutable_state(const char* name) {
-    const Array& array = arrays_.at(next_++);
-    if (array.shape.size() < part_.axes + 1 || array.shape.size() > part_.axes + MutableTensorView::max_rank) {
-      throw InvalidArgument(std::string("tfla: ") + name + " has " + std::to_string(array.shape.size() - part_.axes) +
-                            " axes; it must have 1 to 4");
-    }
-    const std::span<const std::int64_t> shape = array.shape.subspan(part_.axes);
-    MutableTensorView view;
-    view.dtype = array.dtype;
-    view.rank = static_cast<int>(shape.size());
-    std::int64_t size = 1;
-    for (std::size_t axis = shape.size(); axis-- > 0;) {
-      view.shape.at(axis) = shape[axis];
-      view.strides.at(axis) = size;
-      size *= shape[axis];
-    }
-    if (part_.merged) view.shape[0] *= part_.count;
-    view.data = static_cast<std::byte*>(array.data) + part_.index * size * item_size(array.dtype);
-    return view;
-  }
-
- private:
-  template <class View>
-  [[nodiscard]] View ordered(const View& view) const {
-    return head_first_ && view.rank >= 3 ? view.transposed(1, 2) : view;
-  }
-
-  std::vector<Array> arrays_;
-  bool head_first_;
-  Part part_;
-  std::size_t next_ = 0;
-};
-
-struct Call {
-  Settings settings;
-  Arrays in, out;
-};
+using Call = CallOf<Settings>;
 
 inline MlstmState state_of(Arrays& arrays) {
   const TensorView C = arrays.state("initial_state.C");
@@ -190,5 +111,31 @@ inline MlstmStep step_args(Call& call) {
   if (call.settings[has_index]) args.slots = call.in.state("slots");
   return args;
 }
+
+}  // namespace mlstm
+
+// For the templates of jax.cc and jax_check.cc.
+struct Mlstm {
+  using Settings = mlstm::Settings;
+  using Call = mlstm::Call;
+  static constexpr auto head_first = mlstm::head_first, has_index = mlstm::has_index, flag_count = mlstm::flag_count;
+  static constexpr auto number_count = mlstm::number_count;
+  static constexpr const char* flag_names = mlstm::flag_names;
+  static constexpr const char* number_names = mlstm::number_names;
+  static constexpr auto forward_args = mlstm::forward_args;
+  static constexpr auto backward_args = mlstm::backward_args;
+  static constexpr auto step_args = mlstm::step_args;
+
+  [[nodiscard]] static Plan make_plan(const auto& args, const Execution& execution) { return plan(args, execution); }
+  static void run(const MlstmForward& args, const Plan& plan, std::span<std::byte> scratch, void* stream) {
+    forward(args, plan, scratch, stream);
+  }
+  static void run(const MlstmBackward& args, const Plan& plan, std::span<std::byte> scratch, void* stream) {
+    backward(args, plan, scratch, stream);
+  }
+  static void run(const MlstmStep& args, const Plan& plan, std::span<std::byte> scratch, void* stream) {
+    step(args, plan, scratch, stream);
+  }
+};
 
 }  // namespace tfla::jax

@@ -1,0 +1,87 @@
+"""The causal convolution of a few tokens, channel by channel, that layers of the delta rule have before q, k and v."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Places(NamedTuple):
+    """Where tokens are in their sequences, so that none looks into the one before."""
+
+    position: Tensor  # (B,T), from 0
+    sequence: Tensor | None = None  # (T), with packed sequences
+    ends: Tensor | None = None  # (N), of packed sequences: one behind the last token
+    lengths: Tensor | None = None  # (N), of packed sequences
+
+
+def packed_places(cu_seqlens: Tensor, tokens: int) -> Places:
+    """Tokens behind the last sequence count on as part of it; empty sequences have none."""
+    bounds = cu_seqlens.long()
+    token = torch.arange(tokens, device=bounds.device)
+    sequence = torch.searchsorted(bounds[1:].contiguous(), token, right=True).clamp(max=bounds.shape[0] - 2)
+    return Places((token - bounds[sequence])[None], sequence, bounds[1:], bounds[1:] - bounds[:-1])
+
+
+def document_places(starts: Tensor) -> Places:
+    """starts (B,T) bool: the first tokens of documents."""
+    token = torch.arange(starts.shape[1], device=starts.device).expand_as(starts)
+    return Places(token - torch.where(starts, token, 0).cummax(1).values)
+
+
+class ShortConvolution(nn.Conv1d):
+    """y_t = silu(sum_j weight_j x_{t-W+1+j} + bias): (B,T,channels) to the same; zeros before a sequence."""
+
+    def __init__(self, channels: int, size: int, bias: bool = False, **factory: Any) -> None:
+        super().__init__(channels, channels, size, groups=channels, bias=bias, **factory)
+
+    @property
+    def before(self) -> int:
+        """Tokens before a sequence that its first one looks at: (N,W-1,channels) of a state."""
+        return self.kernel_size[0] - 1
+
+    def forward(self, x: Tensor, before: Tensor | None = None, places: Places | None = None) -> Tensor:
+        """before (N,W-1,channels): the inputs before each sequence."""
+        # Shifted products rather than conv1d: they take any dtype, and sequences in one row are kept apart by a mask.
+        weight, tokens = self.weight.squeeze(1).to(x.dtype), x.shape[1]
+        packed = places is not None and places.sequence is not None
+        padded = _joined(x, None if packed else before, self.before)
+        y = x * weight[:, -1]
+        for shift in range(1, self.before + 1):
+            earlier = padded[:, self.before - shift : self.before - shift + tokens]
+            if places is not None:
+                earlier = self._own(earlier, shift, before if packed else None, places)
+            y = y + earlier * weight[:, -1 - shift]
+        return F.silu(y if self.bias is None else y + self.bias.to(x.dtype))
+
+    def _own(self, earlier: Tensor, shift: int, before: Tensor | None, places: Places) -> Tensor:
+        """With what lies `shift` tokens before the first ones of a sequence taken from its own past."""
+        inside = (places.position >= shift).unsqueeze(-1)
+        if before is None:
+            return torch.where(inside, earlier, 0)
+        index = (self.before - shift + places.position[0]).clamp(max=self.before - 1)
+        return torch.where(inside, earlier, before.to(earlier.dtype)[places.sequence, index])
+
+    def last(self, x: Tensor, before: Tensor | None = None, places: Places | None = None) -> Tensor:
+        """What the tokens after x need as `before`: the last W-1 inputs of each sequence."""
+        if places is None:
+            return _joined(x, before, self.before)[:, x.shape[1] :]
+        assert places.ends is not None and places.lengths is not None
+        place = torch.arange(self.before, device=x.device)
+        rows = places.ends[:, None] - self.before + place
+        inside = (self.before - place <= places.lengths[:, None]).unsqueeze(-1)
+        found = F.pad(x[0], (0, 0, 0, 1))[rows.clamp(min=0)]  # a row more, for no tokens at all
+        if before is None:
+            return torch.where(inside, found, 0)
+        index = (place + places.lengths[:, None]).clamp(max=max(self.before - 1, 0))
+        earlier = before.to(x.dtype).gather(1, index.unsqueeze(-1).expand(-1, -1, x.shape[2]))
+        return torch.where(inside, found, earlier)
+
+
+def _joined(x: Tensor, before: Tensor | None, size: int) -> Tensor:
+    if before is None:
+        return F.pad(x, (0, 0, size, 0))
+    return torch.cat([before.to(x.dtype), x], dim=1)
