@@ -62,9 +62,8 @@ DType DeltaJudge::stored_as(const std::string& tensor) const {
 // How far off a tensor may be, in the norm. The bounds of docs/numerics.md on arithmetic and on the rounding of the
 // result, and where a result is what large terms leave of each other:
 // - dg of a token is the sum of q.dq - v.dv from it to the end of its tile, of at most 64 tokens, and of what is kept
-// of
-//   the state. Each of these dot products is good to some roundings, say four; a sum of 64, to eight times that. Where
-//   decays are strong, dg itself is nothing next to them.
+//   of the state. Each of these dot products is good to some roundings, say four; a sum of 64, to eight times that.
+//   Where decays are strong, dg itself is nothing next to them.
 // - dA_log and ddt_bias are sums over all tokens. Each is as good as dg, and one dot product is in the dg of all tokens
 //   of its tile before it, up to 64 times.
 // - normalize_qk takes the part along a row from its gradient, and with a head dimension of 1 all but 1e-6 of it. The
