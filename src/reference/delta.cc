@@ -34,11 +34,9 @@ double factor_of(const double* row, std::size_t size, bool normalize) {
 
 class DeltaRecurrence {
  public:
-  DeltaRecurrence(const DeltaHead& head, const DeltaOptions& options, const DeltaRoundings& roundings)
+  DeltaRecurrence(const DeltaHead& head, const DeltaOptions& options)
       : head_(head),
         options_(options),
-        unit_(roundings.unit),
-        random_(roundings.seed),
         T_(static_cast<std::size_t>(head.tokens)),
         dqk_(static_cast<std::size_t>(head.dqk)),
         dhv_(static_cast<std::size_t>(head.dhv)),
@@ -68,39 +66,18 @@ class DeltaRecurrence {
     }
   }
 
-  // x, off by up to `unit` of a size; see DeltaRoundings.
-  double rounded(double x, double size_squared) {
-    if (unit_ == 0) return x;
-    random_ = random_ * 6364136223846793005U + 1442695040888963407U;  // the upper bits are random enough
-    return x + unit_ * (static_cast<double>(random_ >> 32) * 0x1p-31 - 1) * std::sqrt(size_squared);
-  }
-
-  [[nodiscard]] Vector column_squares(const Vector& matrix) const {
-    Vector squares(dhv_);
-    for (std::size_t at = 0; at < matrix.size(); ++at) squares[at % dhv_] += matrix[at] * matrix[at];
-    return squares;
-  }
-
   void forward() {
     Vector C = head_.C0.empty() ? Vector(dqk_ * dhv_) : head_.C0;
-    Vector terms = column_squares(C);
     result_.h.assign(T_ * dhv_, 0);
     for (std::size_t t = 0; t < T_; ++t) {
       states_.push_back(C);
-      terms_.push_back(terms);
       const double decay = std::exp(gamma_[t]);
       const double* q = &q_[t * dqk_];
       const double* k = &k_[t * dqk_];
-      const double q_squares = dot(q, q, dqk_), k_squares = dot(k, k, dqk_);
       for (double& x : C) x *= decay;
       Vector residual(&head_.v[t * dhv_], &head_.v[t * dhv_] + dhv_);
       for (std::size_t r = 0; r < dqk_; ++r) {
         for (std::size_t c = 0; c < dhv_; ++c) residual[c] -= k[r] * C[r * dhv_ + c];
-      }
-      for (std::size_t c = 0; c < dhv_; ++c) {
-        terms[c] *= decay * decay;
-        residual[c] = rounded(residual[c], k_squares * terms[c]);
-        terms[c] += k_squares * beta_[t] * beta_[t] * residual[c] * residual[c];
       }
       double* h = &result_.h[t * dhv_];
       for (std::size_t r = 0; r < dqk_; ++r) {
@@ -110,11 +87,9 @@ class DeltaRecurrence {
           h[c] += scale_ * q[r] * row[c];
         }
       }
-      for (std::size_t c = 0; c < dhv_; ++c) h[c] = rounded(h[c], scale_ * scale_ * q_squares * terms[c]);
       residuals_.push_back(std::move(residual));
     }
     states_.push_back(C);
-    terms_.push_back(terms);
     result_.C = std::move(C);
   }
 
@@ -125,7 +100,6 @@ class DeltaRecurrence {
     result_.dbeta.assign(T_, 0);
     result_.dg.assign(T_, 0);
     result_.dC0 = head_.dC_last.empty() ? Vector(dqk_ * dhv_) : head_.dC_last;
-    grad_terms_ = column_squares(result_.dC0);
     for (std::size_t t = T_; t-- > 0;) token_grad(t);
   }
 
@@ -135,7 +109,6 @@ class DeltaRecurrence {
     const double decay = std::exp(gamma_[t]), beta = beta_[t];
     const double *q = &q_[t * dqk_], *k = &k_[t * dqk_], *dh = &head_.dh[t * dhv_], *residual = residuals_[t].data();
     const double *before = states_[t].data(), *after = states_[t + 1].data();
-    const double q_squares = dot(q, q, dqk_), k_squares = dot(k, k, dqk_);
     Vector& dC = result_.dC0;
     Vector read(dhv_);  // dC^T k, the gradient of beta times the residual
     for (std::size_t r = 0; r < dqk_; ++r) {
@@ -143,17 +116,6 @@ class DeltaRecurrence {
         dC[r * dhv_ + c] += scale_ * q[r] * dh[c];
         read[c] += k[r] * dC[r * dhv_ + c];
       }
-    }
-    double dq_noise = 0, dk_noise = 0, kept_noise = 0;
-    for (std::size_t c = 0; c < dhv_; ++c) {
-      const double kept = decay * decay * terms_[t][c];
-      grad_terms_[c] += scale_ * scale_ * q_squares * dh[c] * dh[c];
-      read[c] = rounded(read[c], k_squares * grad_terms_[c]);
-      dq_noise += scale_ * scale_ * terms_[t + 1][c] * dh[c] * dh[c];
-      dk_noise += beta * beta * (grad_terms_[c] * residual[c] * residual[c] + kept * read[c] * read[c]);
-      grad_terms_[c] += k_squares * beta * beta * read[c] * read[c];
-      kept_noise += kept * grad_terms_[c];
-      grad_terms_[c] *= decay * decay;
     }
 
     double* dq = &result_.dq[t * dqk_];
@@ -164,7 +126,6 @@ class DeltaRecurrence {
       dv[c] = beta * read[c];
       dbeta += residual[c] * read[c];
     }
-    const auto rows = static_cast<double>(dqk_);
     for (std::size_t r = 0; r < dqk_; ++r) {
       double* row = &dC[r * dhv_];
       for (std::size_t c = 0; c < dhv_; ++c) {
@@ -175,13 +136,11 @@ class DeltaRecurrence {
         kept += C * row[c];
         row[c] *= decay;
       }
-      dq[r] = rounded(dq[r], dq_noise / rows);
-      dk[r] = rounded(dk[r], dk_noise / rows);
     }
     result_.dbeta[t] = dbeta * written_slope(head_.beta[t], options_.write);
-    decay_grad(t, rounded(kept, kept_noise), dot(q, dq, dqk_), dot(&head_.v[t * dhv_], dv, dhv_));
-    through_norm(&head_.q[t * dqk_], q, dq);
-    through_norm(&head_.k[t * dqk_], k, dk);
+    decay_grad(t, kept, dot(q, dq, dqk_), dot(&head_.v[t * dhv_], dv, dhv_));
+    result_.dq_terms += through_norm(&head_.q[t * dqk_], q, dq);
+    result_.dk_terms += through_norm(&head_.k[t * dqk_], k, dk);
   }
 
   // What is kept of nothing does not change: a reset has the gradient 0.
@@ -200,23 +159,20 @@ class DeltaRecurrence {
     result_.dA_log_sums += terms * gamma_[t] * gamma_[t];
   }
 
-  // From the gradient of x / sqrt(|x|^2 + 1e-6) to that of x.
-  void through_norm(const double* raw, const double* row, double* grad) const {
-    if (!options_.normalize_qk) return;
+  // From the gradient of x / sqrt(|x|^2 + 1e-6) to that of x. Returns the square of what is subtracted.
+  double through_norm(const double* raw, const double* row, double* grad) const {
+    if (!options_.normalize_qk) return 0;
     const double factor = factor_of(raw, dqk_, true), along = dot(row, grad, dqk_);
     for (std::size_t r = 0; r < dqk_; ++r) grad[r] = factor * (grad[r] - along * row[r]);
+    return factor * factor * along * along * dot(row, row, dqk_);
   }
 
   const DeltaHead& head_;
   const DeltaOptions& options_;
-  double unit_;
-  std::uint64_t random_;
   std::size_t T_, dqk_, dhv_;
   double scale_;
   Vector q_, k_, beta_, gamma_;
   std::vector<Vector> states_, residuals_;  // the state before every token and the last one; v - C^T k of every token
-  std::vector<Vector> terms_;               // squares of the terms of every column of those states
-  Vector grad_terms_;                       // the same of the gradient of the state
   DeltaHeadResult result_;
 };
 
@@ -253,11 +209,11 @@ void place_entry(Vector& all, const Vector& entry, std::int64_t index) {
 
 }  // namespace
 
-DeltaHeadResult evaluate(const DeltaHead& head, const DeltaOptions& options, const DeltaRoundings& roundings) {
-  return DeltaRecurrence(head, options, roundings).run();
+DeltaHeadResult evaluate(const DeltaHead& head, const DeltaOptions& options) {
+  return DeltaRecurrence(head, options).run();
 }
 
-DeltaResult evaluate(const DeltaCall& call, const DeltaOptions& options, const DeltaRoundings& roundings) {
+DeltaResult evaluate(const DeltaCall& call, const DeltaOptions& options) {
   const std::int64_t N = call.sequences(), T = call.tokens, H = call.heads, Hqk = call.qk_heads;
   const std::int64_t tokens = call.batch * T, state = call.dqk * call.dhv;
   const bool with_backward = !call.dh.empty();
@@ -295,8 +251,7 @@ DeltaResult evaluate(const DeltaCall& call, const DeltaOptions& options, const D
     in.C0 = entry_of(call.initial_state, index, state);
     in.dh = rows(call.dh, H, call.dhv, head);
     in.dC_last = entry_of(call.dlast_state, index, state);
-    const DeltaHeadResult r =
-        evaluate(in, options, {roundings.unit, roundings.seed * 1000003 + static_cast<std::uint64_t>(index)});
+    const DeltaHeadResult r = evaluate(in, options);
 
     add_rows(all.h, r.h, T, H, call.dhv, batch, begin, head);
     place_entry(all.last_state, r.C, index);
@@ -313,8 +268,11 @@ DeltaResult evaluate(const DeltaCall& call, const DeltaOptions& options, const D
     all.dA_log_terms += r.dA_log_terms;
     all.ddt_bias_terms += r.ddt_bias_terms;
     all.dA_log_sums += r.dA_log_sums;
+    all.dq_terms += r.dq_terms;
+    all.dk_terms += r.dk_terms;
   }
-  for (double* squares : {&all.dg_terms, &all.dA_log_terms, &all.ddt_bias_terms, &all.dA_log_sums})
+  for (double* squares :
+       {&all.dg_terms, &all.dA_log_terms, &all.ddt_bias_terms, &all.dA_log_sums, &all.dq_terms, &all.dk_terms})
     *squares = std::sqrt(*squares);
   return all;
 }

@@ -43,19 +43,12 @@ struct DeltaHeadResult {
   double dA_log_terms = 0;    // of dgamma gamma, of which dA_log is the sum
   double ddt_bias_terms = 0;  // of dg, of which ddt_bias is the sum
   double dA_log_sums = 0;     // dg_terms with gamma in place of its slope
-};
-
-// Errors that arithmetic in fewer digits makes, put into the reference. A state is a sum of outer products, in any
-// order: whatever is read from it is off by up to `unit` times the root of the squares of its terms, not of its own
-// size, each reading by itself. Terms are larger than the sum where keys repeat and writes alternate in sign.
-struct DeltaRoundings {
-  double unit = 0;
-  std::uint64_t seed = 1;
+  double dq_terms = 0;        // of the part along q that normalize_qk takes from dq, of which nothing is left
+  double dk_terms = 0;        // the same of dk
 };
 
 // Reads write, normalize_qk and qk_scale of the options.
-[[nodiscard]] DeltaHeadResult evaluate(const DeltaHead& head, const DeltaOptions& options,
-                                       const DeltaRoundings& roundings = {});
+[[nodiscard]] DeltaHeadResult evaluate(const DeltaHead& head, const DeltaOptions& options);
 
 // A whole call. Dense, row-major, with the shapes of tfla/delta.h; what is not given is empty.
 struct DeltaCall {
@@ -73,10 +66,9 @@ struct DeltaResult {
   std::vector<double> h, last_state;
   std::vector<double> dq, dk, dv, dbeta, dg, dA_log, ddt_bias, dinitial_state;  // empty when dh is
   // Roots of the sums over all heads of DeltaHeadResult.
-  double dg_terms = 0, dA_log_terms = 0, ddt_bias_terms = 0, dA_log_sums = 0;
+  double dg_terms = 0, dA_log_terms = 0, ddt_bias_terms = 0, dA_log_sums = 0, dq_terms = 0, dk_terms = 0;
 };
 
-[[nodiscard]] DeltaResult evaluate(const DeltaCall& call, const DeltaOptions& options,
-                                   const DeltaRoundings& roundings = {});
+[[nodiscard]] DeltaResult evaluate(const DeltaCall& call, const DeltaOptions& options);
 
 }  // namespace tfla::reference

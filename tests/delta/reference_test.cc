@@ -154,11 +154,19 @@ TEST_P(DeltaSpecSmall, LibraryAgrees) {
   EXPECT_TRUE(close(dC0, spec.dC0, 1e-10));
 }
 
-INSTANTIATE_TEST_SUITE_P(Delta, DeltaSpecSmall, ::testing::ValuesIn(spec_cases), [](const auto& info) {
-  return "T" + std::to_string(info.param.T) + "_L" + std::to_string(info.param.chunk_size) +
-         (info.param.gated ? "_gated" : "") + (info.param.states ? "_states" : "") +
-         (info.param.resets ? "_resets" : "");
-});
+std::string spec_name(const ::testing::TestParamInfo<SpecCase>& tested) {
+  const SpecCase& spec = tested.param;
+  std::string text("T");
+  text += std::to_string(spec.T);
+  text += "_L";
+  text += std::to_string(spec.chunk_size);
+  if (spec.gated) text += "_gated";
+  if (spec.states) text += "_states";
+  if (spec.resets) text += "_resets";
+  return text;
+}
+
+INSTANTIATE_TEST_SUITE_P(Delta, DeltaSpecSmall, ::testing::ValuesIn(spec_cases), spec_name);
 
 // ---------------------------------------------------------------- finite differences
 
@@ -308,27 +316,6 @@ TEST(DeltaReferenceSmall, DecayGradientsAreSumsOfTheirTerms) {
   }
   EXPECT_TRUE(close(r.dg, summed, 1e-12));
   EXPECT_NEAR(r.dg_terms, squares, 1e-12 * squares);
-}
-
-// Errors of one part in a billion, put into every sum, must show in every result, and as parts of about a billion.
-TEST(DeltaReferenceSmall, RoundingsShowInEveryResult) {
-  const DeltaCall call = random_call(variants[5], 7);
-  const DeltaOptions options{.normalize_qk = true};
-  const DeltaResult exact = reference::evaluate(call, options), rough = reference::evaluate(call, options, {1e-9, 3});
-  const std::pair<const Values*, const Values*> pairs[] = {{&exact.h, &rough.h},
-                                                           {&exact.last_state, &rough.last_state},
-                                                           {&exact.dq, &rough.dq},
-                                                           {&exact.dk, &rough.dk},
-                                                           {&exact.dv, &rough.dv},
-                                                           {&exact.dbeta, &rough.dbeta},
-                                                           {&exact.dg, &rough.dg},
-                                                           {&exact.dA_log, &rough.dA_log},
-                                                           {&exact.ddt_bias, &rough.ddt_bias},
-                                                           {&exact.dinitial_state, &rough.dinitial_state}};
-  for (const auto& [expected, actual] : pairs) {
-    EXPECT_TRUE(close(*actual, *expected, 1e-7));
-    EXPECT_FALSE(close(*actual, *expected, 1e-12));
-  }
 }
 
 }  // namespace

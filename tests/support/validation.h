@@ -23,6 +23,20 @@ struct BadRow {
 inline void run_operation(const MlstmForward& args, const Execution& execution = {}) { forward(args, execution); }
 inline void run_operation(const MlstmBackward& args, const Execution& execution = {}) { backward(args, execution); }
 inline void run_operation(const MlstmStep& args, const Execution& execution = {}) { step(args, execution); }
+inline void run_operation(const DeltaForward& args, const Execution& execution = {}) { delta_forward(args, execution); }
+inline void run_operation(const DeltaBackward& args, const Execution& execution = {}) {
+  delta_backward(args, execution);
+}
+inline void run_operation(const DeltaStep& args, const Execution& execution = {}) { delta_step(args, execution); }
+
+template <class Args>
+auto plan_operation(const Args& args, const Execution& execution = {}) {
+  if constexpr (requires { delta_plan(args, execution); }) {
+    return delta_plan(args, execution);
+  } else {
+    return plan(args, execution);
+  }
+}
 
 // Message of the InvalidArgument that the call throws; empty, with a failure recorded, if it does not.
 inline std::string refusal(const std::function<void()>& call) {
@@ -56,7 +70,7 @@ void expect_refused(const Args& good, const std::vector<BadRow<Args>>& rows,
     row.spoil(bad);
     const std::string message = refusal([&] { run_operation(bad); });
     expect_sentence(message, row.named);
-    EXPECT_EQ(refusal([&] { static_cast<void>(plan(bad)); }), message);
+    EXPECT_EQ(refusal([&] { static_cast<void>(plan_operation(bad)); }), message);
     EXPECT_TRUE(same_bits(contents(), before));
   }
 }

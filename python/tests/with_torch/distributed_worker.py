@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 
 import tfla
+from delta_inputs import leaves, make_delta, make_delta_state, mapped
 from inputs import make_inputs, make_state
 from tfla import distributed
 from tfla.nn import MLSTMLayer
@@ -85,6 +86,59 @@ def context(rank: int, ranks: int) -> None:
                 raise AssertionError(f"{name}, resets={resets}: {error}") from error
 
 
+DELTA_CASES = {
+    "no decay": {"g": False},
+    "decay": {},
+    "fused gates": {"A_log": True, "dt_bias": True, "raw_beta": True},
+}
+DELTA_OPTIONS = {
+    "fused gates": {"write": "twice_sigmoid", "normalize_qk": True, "qk_scale": 0.3, "chunk_size": 8},
+}
+
+
+def compare_delta(name: str, layout: str, with_state: bool, rank: int, ranks: int) -> None:
+    given = make_delta(tokens=50, dtype=torch.float64, seed=3, **DELTA_CASES[name])
+    options = {**DELTA_OPTIONS.get(name, {}), "layout": layout}
+    if name == "decay":
+        given["g"][:, [8, 21, 33]] = float("-inf")
+    axis = 2 if layout == "bhtd" else 1
+    if layout == "bhtd":
+        given = mapped(lambda x: x.transpose(1, 2).contiguous(), given)
+    if with_state:
+        given["initial_state"] = make_delta_state(dtype=torch.float64)
+    whole = leaves(given)
+    h, last = tfla.delta_rule(**whole, output_final_state=True, **options)
+    dh = torch.randn(h.shape, dtype=h.dtype, generator=torch.Generator().manual_seed(1))
+    h.backward(dh)
+
+    mine = leaves(mapped(lambda x: cut(x, axis, rank, ranks), given))
+    if rank > 0:
+        mine.pop("initial_state", None)
+    part, final = distributed.delta_rule(**mine, output_final_state=True, **options)
+    part.backward(cut(dh, axis, rank, ranks))
+    results = {"h": (part, cut(h, axis, rank, ranks)), "final": (final, last)}
+    for key, x in mine.items():
+        grad = x.grad
+        if key in ("A_log", "dt_bias"):  # of a rank's own tokens
+            grad = grad.clone()
+            dist.all_reduce(grad)
+        results[f"d{key}"] = grad, mapped(lambda y: cut(y, axis, rank, ranks), {key: whole[key].grad})[key]
+    for key, (actual, expected) in results.items():
+        error = relative_error(actual, expected)
+        assert error < 1e-10, f"{key} of rank {rank}: {error:.2e}"
+
+
+def delta(rank: int, ranks: int) -> None:
+    """The delta rule gives the results of one device."""
+    for name in DELTA_CASES:
+        for layout in ("bthd", "bhtd"):
+            for with_state in (False, True):
+                try:
+                    compare_delta(name, layout, with_state, rank, ranks)
+                except AssertionError as error:
+                    raise AssertionError(f"{name}, {layout}, with_state={with_state}: {error}") from error
+
+
 class Dropped(torch.autograd.Function):
     """Passes x on, and no gradient back."""
 
@@ -108,6 +162,20 @@ def unused(rank: int, ranks: int) -> None:
     (Dropped.apply(part) if rank == 1 else part).square().sum().backward()
     for name, x, y in zip("qkvif", mine, whole, strict=True):
         error = relative_error(x.grad, cut(y.grad, 1, rank, ranks))
+        assert error < 1e-10, f"d{name} of rank {rank}: {error:.2e}"
+
+
+def unused_delta(rank: int, ranks: int) -> None:
+    """The same of the delta rule."""
+    given = make_delta(tokens=50, dtype=torch.float64, seed=3)
+    whole = leaves(given)
+    h = tfla.delta_rule(**whole)
+    torch.cat([cut(h, 1, other, ranks) for other in range(ranks) if other != 1], dim=1).square().sum().backward()
+    mine = leaves(mapped(lambda x: cut(x, 1, rank, ranks), given))
+    part = distributed.delta_rule(**mine)
+    (Dropped.apply(part) if rank == 1 else part).square().sum().backward()
+    for name, x in mine.items():
+        error = relative_error(x.grad, cut(whole[name].grad, 1, rank, ranks))
         assert error < 1e-10, f"d{name} of rank {rank}: {error:.2e}"
 
 
@@ -140,19 +208,24 @@ def refuse_state_elsewhere(rank: int, ranks: int) -> None:
     """An initial state on another rank than the first is an error, there and before anything is sent."""
     if rank == 0:
         return
-    try:
-        distributed.mlstm(*make_inputs(), initial_state=make_state(2, 2, 8, 12))
-    except ValueError as error:
-        assert "initial_state is given on another rank" in str(error)
-    else:
-        raise AssertionError("accepted")
+    calls = (
+        lambda: distributed.mlstm(*make_inputs(), initial_state=make_state(2, 2, 8, 12)),
+        lambda: distributed.delta_rule(**make_delta(), initial_state=make_delta_state()),
+    )
+    for call in calls:
+        try:
+            call()
+        except ValueError as error:
+            assert "initial_state is given on another rank" in str(error)
+        else:
+            raise AssertionError("accepted")
 
 
 def main() -> None:
     what, rank, ranks, store = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
-    parts = (context, unused, data_parallel, refuse_state_elsewhere)
+    parts = (context, delta, unused, unused_delta, data_parallel, refuse_state_elsewhere)
     {part.__name__: part for part in parts}[what](rank, ranks)
     # A rank that leaves while another still works can make torch abort either of them.
     gc.collect()

@@ -1,4 +1,4 @@
-"""One sequence over several devices (context parallel), on torch.distributed.
+"""The mLSTM over several devices.
 
 Rank r holds the r-th stretch of tokens. With b the sum of log f over a stretch, a state passes through it by
 
@@ -12,7 +12,6 @@ device up to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,12 +22,8 @@ from tfla._gates import log_forget
 from tfla._options import CODES, DEFAULTS, GATE_FAMILIES, Gate, GateFamily, Keep, Layout, Normalizer, encode_all
 from tfla._torch import derivatives, fast_path, operators
 from tfla._torch.autocast import autocast
+from tfla.distributed._gather import all_gather, refuse_state_elsewhere
 from tfla.ops import InitialState, State, _parts
-
-__all__ = ["mlstm"]
-
-# torch 2.13 renamed it.
-_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 # The max state of nothing, where there is one: so low that what an input gate brings is above it or nothing too.
 _NOTHING = -1e3
@@ -74,8 +69,7 @@ def mlstm(
     )  # fmt: skip
     options = encode_all(given)
     q, k, v = autocast(q, k, v)
-    if initial_state is not None and dist.get_rank(group) != 0:
-        raise ValueError("tfla: initial_state is given on another rank than the first; it precedes the whole sequence")
+    refuse_state_elsewhere(initial_state, group)
     C, n, m = _parts(initial_state)
     if dist.get_world_size(group) == 1:
         one = derivatives.call if torch.compiler.is_compiling() else fast_path.call
@@ -112,7 +106,7 @@ class _ContextParallel(torch.autograd.Function):
             (h, *own), saved = call.forward(operators.forward_with_state, *tokens, *start)
         else:
             _, *own = operators.forward_with_state(*tokens, *start, None, *call.options)
-        everyone = _all_gather([*own, _log_decay(tokens[4], call)], group)
+        everyone = all_gather([*own, _log_decay(tokens[4], call)], group)
         boundaries = _merge(everyone, has_max_state=call.family.has_max_state)
         if rank > 0:
             start = boundaries[rank - 1]
@@ -143,7 +137,7 @@ class _ContextParallel(torch.autograd.Function):
             own = grads[5:]
         else:
             own = tuple(torch.zeros_like(x) for x in _state_of_nothing(tokens, ctx.call)[:2])
-        everyone = _all_gather(own, ctx.group)
+        everyone = all_gather(own, ctx.group)
         if rank < ranks - 1:
             grads = gradients(*_merge_gradients(everyone, ctx.decays, rank))
         initial = grads[5:] if rank == 0 and C is not None else (None, None)
@@ -163,23 +157,6 @@ def _state_of_nothing(tokens: list[Tensor], call: _Call) -> State:
 def _log_decay(f: Tensor, call: _Call) -> Tensor:
     """(B,H) in double: the sum of log f over this rank's tokens."""
     return log_forget(call.family, f.double(), call.soft_cap).sum(2 if call.head_first else 1)
-
-
-def _all_gather(tensors: Sequence[Tensor], group: Any) -> list[list[Tensor]]:
-    """The same tensors of every rank, by one collective on their bytes."""
-    sizes = [x.numel() * x.element_size() for x in tensors]
-    room = [-(-size // 16) * 16 for size in sizes]  # so that each begins where its dtype may
-
-    def parts(row: Tensor) -> list[Tensor]:
-        slots = zip(row.split(room), sizes, tensors, strict=True)
-        return [slot[:size].view(x.dtype).view(x.shape) for slot, size, x in slots]
-
-    mine = torch.zeros(sum(room), dtype=torch.uint8, device=tensors[0].device)
-    for slot, x in zip(parts(mine), tensors, strict=True):
-        slot.copy_(x)
-    gathered = mine.new_empty(dist.get_world_size(group) * mine.numel())
-    _gather(gathered, mine, group=group)
-    return [parts(row) for row in gathered.split(mine.numel())]
 
 
 def _merge(everyone: list[list[Tensor]], has_max_state: bool) -> list[State]:
