@@ -32,6 +32,7 @@ PROMPT = torch.randint(3, VOCABULARY, (2, 77), generator=torch.Generator().manua
 
 @pytest.fixture
 def unpatched():
+    compat.unpatch()  # examples of pages patch too
     yield
     compat.unpatch()
 

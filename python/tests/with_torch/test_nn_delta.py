@@ -260,6 +260,21 @@ def test_compiled_layer():
     compiled(x).sum().backward()
 
 
+def test_exported_layer():
+    layer, x = make_layer(), torch.randn(2, 9, DIM)
+    exported = torch.export.export(layer, (x,))
+    assert torch.equal(exported.module()(x), layer(x))
+
+
+def test_autocast():
+    layer, x = make_layer(), torch.randn(2, 9, DIM)
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        y, state = layer.prefill(x)
+        assert {part.dtype for part in state} == {torch.float32} and layer.decode(x[:, 0], state).dtype == y.dtype
+    # Products and their inputs in bfloat16, some roundings of 2^-9 one after another.
+    assert y.dtype == torch.bfloat16 and relative_error(y, layer(x)) < 0.05
+
+
 def test_states():
     layer = make_layer()
     state = layer.new_state(3)
@@ -295,6 +310,8 @@ def test_modes_are_checked():
         ({"mode": "prefill", "slots": torch.tensor([0])}, "only 'decode' takes slots"),
         ({"mode": "prefill", "starts": starts}, "starts is given with mode 'prefill'"),
         ({"starts": starts, "cu_seqlens": bounds}, "only 'train' takes it, alone"),
+        ({"cu_seqlens": bounds[None]}, "cu_seqlens has 2 axes"),
+        ({"cu_seqlens": torch.tensor([0, 5])}, "cu_seqlens ends with 5; there are 4 tokens"),
     ):
         with pytest.raises(ValueError, match=f"^tfla: .*{sentence}"):
             layer(x, **arguments)

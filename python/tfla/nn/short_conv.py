@@ -20,6 +20,8 @@ class Places(NamedTuple):
 
 def packed_places(cu_seqlens: Tensor, tokens: int) -> Places:
     """Tokens behind the last sequence count on as part of it; empty sequences have none."""
+    if cu_seqlens.dim() != 1:  # the operator, which checks all else, comes later
+        raise ValueError(f"tfla: cu_seqlens has {cu_seqlens.dim()} axes; it must have one, (N+1)")
     bounds = cu_seqlens.long()
     token = torch.arange(tokens, device=bounds.device)
     sequence = torch.searchsorted(bounds[1:].contiguous(), token, right=True).clamp(max=bounds.shape[0] - 2)
