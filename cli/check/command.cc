@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/check/delta.h"
 #include "cli/check/random.h"
 #include "cli/commands.h"
 #include "cli/support/json.h"
@@ -33,8 +34,8 @@ constexpr const char* examples =
     "Examples:\n"
     "  tfla check                                  every variant and dtype, under a minute on two cores\n"
     "  tfla check --quick                          the same on shorter sequences\n"
-    "  tfla check --dtype bfloat16 --chunk 128     one dtype at one chunk size\n"
     "  tfla check --shape 1,1024,4,128,256 --dtype float32 --json check.json\n"
+    "  tfla check --operator delta                 the delta rule\n"
     "  tfla check --random 500 --seed 1000         500 random calls; an error must be explained by roundings";
 
 struct Variant {
@@ -55,6 +56,7 @@ std::vector<Variant> all_variants() {
 
 struct CheckOptions {
   CommonOptions common;
+  Operator subject = Operator::mlstm;
   std::vector<DType> dtypes = parse_dtypes("--dtype", "all");
   MlstmShape shape = parse_shape("--shape", "1,300,2,64,96");
   bool shape_given = false;
@@ -214,6 +216,9 @@ int check(CheckOptions options) {
     options.shape = parse_shape("--shape", "1,1024,4,128,256");
   constexpr std::int64_t quick_tokens = 130;
   if (options.quick && !options.shape_given) set_tokens(options.shape, quick_tokens);
+  if (options.subject == Operator::delta)
+    return check_delta(
+        {options.shape, options.dtypes, options.common.chunk, options.seed, options.common.execution, options.json});
   // The plan finds what cannot be computed, sizes that overflow, say, before tensors are made for it.
   const int threads = plan(Operation::backward, options.shape, MlstmOptions{}, options.common.execution).threads;
   JsonFile file(options.json);
@@ -249,6 +254,7 @@ Command add_check(CLI::App& program) {
   };
   using Text = const std::string&;
   app->add_flag("--quick", o.quick, "shorter sequences: a few seconds");
+  add_operator_option(*app, o.subject);
   add("--dtype", "NAME,...", "float32, float64, bfloat16, float16, or all (default)",
       [&o](Text option, Text text) { o.dtypes = parse_dtypes(option, text); });
   add("--shape", "B,T,H,dqk,dhv",
@@ -264,7 +270,10 @@ Command add_check(CLI::App& program) {
       [&o](Text option, Text text) { o.random = parse_integer(option, text, 1, 100'000'000); });
   add_common_options(*app, o.common);
   add("--json", "FILE", "write every error to this file", [&o](Text, Text text) { o.json = text; });
-  return {app, [options] { return check(*options); }};
+  return {app, [options, app] {
+            if (options->subject == Operator::delta) refuse_of_mlstm(*app, {"--random"});
+            return check(*options);
+          }};
 }
 
 }  // namespace tfla::cli

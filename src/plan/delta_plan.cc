@@ -56,7 +56,7 @@ std::int64_t choose_step_panel(const DeltaPlan& plan) {
 
 // Bytes a thread stores for backward where states lie `chunk` tokens apart.
 double stored_bytes(const DeltaPlan& plan, std::int64_t chunk) {
-  const auto states = static_cast<double>(ceil_div(plan.shape.longest, chunk) + ceil_div(chunk, plan.tile) + 1);
+  const auto states = static_cast<double>(ceil_div(plan.shape.longest, chunk) + ceil_div(chunk, plan.tile));
   return states * state_bytes(plan) +
          static_cast<double>(chunk) * static_cast<double>(plan.shape.dhv) * item_bytes(plan);
 }
@@ -91,7 +91,8 @@ void choose_ranges(DeltaPlan& plan) {
   if (backward && wanted == 0) plan.chunk = choose_chunk(plan);
 }
 
-// Matrix products of one head: tokens that meet a state, and elements of squares.
+// Matrix products of one head: tokens that meet a state, and elements of squares. The first and the last tile of a
+// sequence count like the others, and a triangular system like a product with a square.
 struct Work {
   double state = 0, square_qk = 0, square_hv = 0;
 };

@@ -121,7 +121,7 @@ class DeltaRecurrence {
     double* dq = &result_.dq[t * dqk_];
     double* dk = &result_.dk[t * dqk_];
     double* dv = &result_.dv[t * dhv_];
-    double dbeta = 0, kept = 0;
+    double dbeta = 0, kept = 0, kept_squares = 0, grad_squares = 0;
     for (std::size_t c = 0; c < dhv_; ++c) {
       dv[c] = beta * read[c];
       dbeta += residual[c] * read[c];
@@ -134,21 +134,22 @@ class DeltaRecurrence {
         dk[r] += beta * row[c] * residual[c] - C * dv[c];
         row[c] -= k[r] * dv[c];
         kept += C * row[c];
+        kept_squares += C * C;
+        grad_squares += row[c] * row[c];
         row[c] *= decay;
       }
     }
     result_.dbeta[t] = dbeta * written_slope(head_.beta[t], options_.write);
-    decay_grad(t, kept, dot(q, dq, dqk_), dot(&head_.v[t * dhv_], dv, dhv_));
+    decay_grad(t, kept, kept_squares * grad_squares);
     result_.dq_terms += through_norm(&head_.q[t * dqk_], q, dq);
     result_.dk_terms += through_norm(&head_.k[t * dqk_], k, dk);
   }
 
   // What is kept of nothing does not change: a reset has the gradient 0.
-  void decay_grad(std::size_t t, double dgamma, double row, double column) {
+  void decay_grad(std::size_t t, double dgamma, double terms) {
     if (head_.g.empty() || std::exp(gamma_[t]) == 0) return;
     const double slope = head_.A_log ? -std::exp(*head_.A_log) * sigmoid(head_.g[t] + head_.dt_bias) : 1;
     const double dg = dgamma * slope, dA_log = head_.A_log ? dgamma * gamma_[t] : 0;
-    const double terms = row * row + column * column;
     result_.dg[t] = dg;
     result_.dg_terms += terms * slope * slope;
     if (!head_.A_log) return;

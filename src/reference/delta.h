@@ -38,8 +38,8 @@ struct DeltaHeadResult {
   double dA_log = 0;
   double ddt_bias = 0;
   std::vector<double> dC0;  // [dqk,dhv]
-  // Squares of what gradients are made of. With a log decay of gamma_t, dgamma_t - dgamma_{t+1} = q.dq - v.dv.
-  double dg_terms = 0;        // of q.dq and v.dv, times the slope of gamma in g
+  // Squares of what gradients are made of. The gradient of a log decay gamma is <exp(gamma) C, dC>.
+  double dg_terms = 0;        // of ||exp(gamma) C|| ||dC||, times the slope of gamma in g
   double dA_log_terms = 0;    // of dgamma gamma, of which dA_log is the sum
   double ddt_bias_terms = 0;  // of dg, of which ddt_bias is the sum
   double dA_log_sums = 0;     // dg_terms with gamma in place of its slope

@@ -118,6 +118,7 @@ class Refusals(ProgramTest):
             (("explain", "--shape", "1,2048,4,128,256", "--operator", "delta", "--gate", "exp"), "--gate"),
             (("explain", "--shape", "1,2048,4,128,256", "--operator", "delta", "--gpu", "H200"), "CUDA"),
             (("bench", "--operator", "delta", "--gemm"), "--gemm"),
+            (("check", "--operator", "delta", "--random", "5"), "--random"),
         ):
             self.assert_refused(*arguments, names=names)
 
@@ -173,6 +174,17 @@ class Explain(ProgramTest):
 
 
 class Check(ProgramTest):
+    def test_delta_rule(self) -> None:
+        path = self.directory / "check.json"
+        small = ("--dtype", "float32,bfloat16", "--shape", "1,70,2,16,24", "--json", str(path))
+        text = self.assert_done("check", "--operator", "delta", *small)
+        self.assertIn("within their bounds", text)
+        self.assertEqual(text.count(" ok"), 6)  # three variants, two dtypes
+        errors = self.written_json("check.json")["errors"]
+        assert isinstance(errors, list)
+        self.assertEqual({error["tensor"] for error in errors} & {"h", "C", "dq", "dA_log"}, {"h", "C", "dq", "dA_log"})
+        self.assertTrue(all(0 <= error["error"] <= error["bound"] for error in errors))
+
     def test_quick_passes(self) -> None:
         path = self.directory / "check.json"
         text = self.assert_done("check", "--quick", "--json", str(path))

@@ -2,6 +2,9 @@
 // results.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
+
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -170,6 +173,21 @@ TEST(DeltaPropertiesSmall, LayoutsAndTheLastStateInPlaceOfTheFirstDoNotMatter) {
       EXPECT_TRUE(same_bits(run_both(problem), expected)) << label(other);
     }
   }
+}
+
+// Beyond what decays a state to nothing, a gate may be infinite.
+TEST(DeltaPropertiesSmall, AnInfiniteGateIsAReset) {
+  DeltaCase c;
+  c.shape = {.tokens = 40, .qk_heads = 1, .heads = 2, .dqk = 3, .dhv = 2};
+  c.decay = Decay::biased;
+  Snapshot results[2];
+  for (const bool infinite : {false, true}) {
+    DeltaProblem problem(c);
+    overwrite(slice(problem.forward.g, 1, 20, 1), Values(2, infinite ? std::numeric_limits<double>::infinity() : 1e6));
+    results[infinite ? 1 : 0] = run_both(problem);
+  }
+  EXPECT_TRUE(same_bits(results[1], results[0]));
+  for (const double x : results[1].at("dA_log")) EXPECT_TRUE(std::isfinite(x));
 }
 
 TEST(DeltaPropertiesSmall, WhatIsNotAskedForDoesNotMatter) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <numeric>
 
 #include "core/delta_gates.h"
 #include "cpu/gate_tensor.h"
@@ -57,6 +58,7 @@ class HeadGradients {
 
  private:
   [[nodiscard]] bool starts_from_nothing() const { return !problem_.initial_state.given(); }
+  [[nodiscard]] Real scale() const { return static_cast<Real>(problem_.scale()); }
 
   // Residuals and w of a tile from the state at its beginning.
   void tile_residuals(const TileKeys<Real>& keys, const Tile& tile, const State<Real>& state, Real* r) const {
@@ -96,99 +98,145 @@ class HeadGradients {
   void chunk_gradients(std::int64_t chunk) {
     const DeltaPlan& plan = problem_.plan;
     const std::int64_t first = chunk * plan.chunk, end = std::min(first + plan.chunk, sequence_.length);
-    const std::int64_t tiles = (end - first + plan.tile - 1) / plan.tile;
     State<Real> state = tile_state(first);
     copy_state<Real>({.C = state_matrix(plan, worker_.chunk_states, chunk), .zero = state.zero}, state);
     for (std::int64_t token = first; token < end;) {
       const Tile tile{sequence_, head_, token, problem_.tile_end(token, sequence_.length)};
       const TileKeys<Real> keys = load_keys(problem_, tile, worker_.tile);
       tile_residuals(keys, tile, state, residuals_at(token - first));
-      State<Real> next{.C = state_matrix(plan, worker_.tile_states, (tile.end - first + plan.tile - 1) / plan.tile)};
+      token = tile.end;
+      if (token == end) break;
+      State<Real> next = tile_state(token);
       advance<Real>(keys, spread(worker_.w, tile.size(), plan.shape.dhv), state, next);
       state = next;
-      token = tile.end;
     }
-    for (std::int64_t tile = tiles - 1; tile >= 0; --tile) {
-      const std::int64_t begin = first + tile * plan.tile;
+    for (std::int64_t begin = first + (end - first - 1) / plan.tile * plan.tile; begin >= first; begin -= plan.tile) {
       tile_gradients({sequence_, head_, begin, std::min(begin + plan.tile, end)}, tile_state(begin),
-                     state_matrix(plan, worker_.tile_states, tile + 1), residuals_at(begin - first));
+                     residuals_at(begin - first));
     }
   }
 
-  // C: at the tile's beginning, C_end: at its end.
-  void tile_gradients(const Tile& tile, const State<Real>& C, const Matrix<Real>& C_end, Real* residual) {
-    const DeltaPlan& plan = problem_.plan;
-    const std::int64_t count = tile.size(), dqk = plan.shape.dqk, dhv = plan.shape.dhv;
-    const auto scale = static_cast<Real>(problem_.scale());
+  // C: at the tile's beginning.
+  void tile_gradients(const Tile& tile, const State<Real>& C, Real* residual) {
+    const std::int64_t count = tile.size(), dqk = problem_.plan.shape.dqk, dhv = problem_.plan.shape.dhv;
     const TileKeys<Real> keys = load_keys(problem_, tile, worker_.tile);
     const TileGates<Real>& gates = *keys.gates;
-    const Matrix<Real> Q = load_queries(problem_, tile, worker_.tile);
-    const Matrix<Real> P = spread(worker_.tile.P, count, count), E = spread(worker_.E, count, count);
-    const Matrix<Real> r = spread(residual, count, dhv);
-    const Matrix<Real> w = scaled_rows<Real>(1, gates.beta, r, spread(worker_.w, count, dhv));
-    const Matrix<const Real> dH = load_tile<Real>(tensors_.dh, tile, head_, worker_.dh, 0, dhv);
-    const Matrix<Real> dX = spread(worker_.dX, count, dhv), dV = spread(worker_.dV, count, dhv);
-    const Matrix<Real> rows = spread(worker_.scaled, count, dhv);
-    const Matrix<Real> dQ = spread(worker_.dq, count, dqk);
-    const Matrix<Real> dKr = spread(worker_.dk_read, count, dqk), dKw = spread(worker_.dk_written, count, dqk);
-
-    gated_scores(scale, Matrix<const Real>(Q), keys, P);
-    multiply(Product<Real>{.out = dX, .a = P.t(), .b = dH, .a_part = Part::upper});
-    if (!dC_.zero) product(dX, scaled_rows<Real>(1, gates.abar, keys.K, keys.scaled), dC_.C, 1);
-    residual_gradients(keys, dX, dV);
-    store_tile<Real>(dV, nullptr, tensors_.dv, tile, head_);
-
-    // P becomes dS.
-    squared(scale, dH, w, keys.D, 1, P);
-    squared(Real{-1}, Matrix<const Real>(dV), w, keys.D, 0, E);
-    multiply(Product<Real>{.out = dQ, .a = P, .b = keys.K, .a_part = Part::lower});
-    multiply(Product<Real>{.out = dKr, .a = E, .b = keys.K, .a_part = Part::lower});
-    multiply(Product<Real>{.out = dKw, .a = P.t(), .b = Q, .a_part = Part::upper});
-    multiply(Product<Real>{.out = dKw, .a = E.t(), .b = keys.K, .beta = 1, .added = dKw, .a_part = Part::upper});
-    if (!C.zero) {
-      product(dQ, scaled_rows<Real>(scale, gates.qbar, dH, rows), C.C.t(), 1);
-      product(dKr, scaled_rows<Real>(-1, gates.qbar, dV, rows), C.C.t(), 1);
-    }
-    if (!dC_.zero) product(dKw, scaled_rows<Real>(1, gates.abar, w, rows), dC_.C.t(), 1);
-
-    gate_gradients(tile, Q, keys, r, C_end);
-    advance_gradient(scale, Q, keys, dH, dV);
-    for (std::int64_t t = 0; t < count; ++t) simd::add(Real{1}, dKw.row(t), dKr.row(t), dqk);
-    collect(tile, tensors_.dq, Q, worker_.tile.q_norm, dQ, worker_.dq_sum);
-    collect(tile, tensors_.dk, keys.K, worker_.tile.k_norm, dKr, worker_.dk_sum);
+    const TileParts parts{.Q = load_queries(problem_, tile, worker_.tile),
+                          .r = spread(residual, count, dhv),
+                          .w = spread(worker_.w, count, dhv),
+                          .dH = load_tile<Real>(tensors_.dh, tile, head_, worker_.dh, 0, dhv),
+                          .dX = spread(worker_.dX, count, dhv),
+                          .dV = spread(worker_.dV, count, dhv),
+                          .dS = spread(worker_.dS, count, count),
+                          .E = spread(worker_.E, count, count),
+                          .dQ = spread(worker_.dq, count, dqk),
+                          .dKr = spread(worker_.dk_read, count, dqk),
+                          .dKw = spread(worker_.dk_written, count, dqk)};
+    scaled_rows<Real>(1, gates.beta, parts.r, parts.w);
+    value_gradients(keys, parts);
+    store_tile<Real>(parts.dV, nullptr, tensors_.dv, tile, head_);
+    score_gradients(keys, parts);
+    key_gradients(keys, C, parts);
+    write_gradients(tile, parts);
+    if (problem_.g.given()) decay_gradients(tile, keys, C);
+    advance_gradient(keys, parts);
+    for (std::int64_t t = 0; t < count; ++t) simd::add(Real{1}, parts.dKw.row(t), parts.dKr.row(t), dqk);
+    collect(tile, tensors_.dq, parts.Q, worker_.tile.q_norm, parts.dQ, worker_.dq_sum);
+    collect(tile, tensors_.dk, keys.K, worker_.tile.k_norm, parts.dKr, worker_.dk_sum);
   }
 
-  // out_tj = scale D_tj (x w^T)_tj for j < t + seen; the rest of `out` is zero.
-  static void squared(Real scale, const Matrix<const Real>& x, const Matrix<Real>& w, const Matrix<Real>& D,
-                      std::int64_t seen, const Matrix<Real>& out) {
-    multiply(Product<Real>{.out = out, .a = x, .b = w.t(), .out_part = Part::lower});
-    for (std::int64_t t = 0; t < out.rows; ++t) {
-      Real* row = out.row(t);
-      simd::multiply(D.row(t), row, t + seen);
-      simd::scale(scale, row, row, t + seen);
-      std::fill(row + t + seen, row + out.cols, Real{0});
-    }
+  struct TileParts {
+    Matrix<Real> Q, r, w;
+    Matrix<const Real> dH;
+    Matrix<Real> dX, dV, dS, E, dQ, dKr, dKw;
+  };
+
+  void value_gradients(const TileKeys<Real>& keys, const TileParts& parts) const {
+    const Matrix<Real> P = spread(worker_.tile.P, parts.Q.rows, parts.Q.rows);
+    gated_scores(scale(), Matrix<const Real>(parts.Q), keys, P);
+    multiply(Product<Real>{.out = parts.dX, .a = P.t(), .b = parts.dH, .a_part = Part::upper});
+    if (!dC_.zero) product(parts.dX, scaled_rows<Real>(1, keys.gates->abar, keys.K, keys.scaled), dC_.C, 1);
+    residual_gradients(keys, parts.dX, parts.dV);
   }
 
-  void gate_gradients(const Tile& tile, const Matrix<Real>& Q, const TileKeys<Real>& keys, const Matrix<Real>& r,
-                      const Matrix<Real>& C_end) {
-    const std::int64_t count = tile.size(), dqk = problem_.plan.shape.dqk, dhv = problem_.plan.shape.dhv;
-    const auto row = [&](Real* memory, std::int64_t t, std::int64_t cols) { return memory + spread_size(t, cols); };
+  // dS and E, and for every token what decays from it on weigh of the scores: those of a later token, or of itself,
+  // with an earlier one.
+  void score_gradients(const TileKeys<Real>& keys, const TileParts& parts) const {
+    const Matrix<Real> P = spread(worker_.tile.P, parts.Q.rows, parts.Q.rows);
+    multiply(Product<Real>{.out = parts.dS, .a = parts.dH, .b = parts.w.t(), .out_part = Part::lower});
+    multiply(Product<Real>{.out = parts.E, .a = parts.dV, .b = parts.w.t(), .out_part = Part::lower});
+    const std::int64_t count = parts.Q.rows;
+    std::fill_n(worker_.columns, count, 0.0);
+    for (std::int64_t t = count - 1; problem_.g.given() && t >= 0; --t) {
+      simd::add_products(parts.dS.row(t), P.row(t), worker_.columns, t);
+      simd::add_products(parts.E.row(t), keys.minus_L.row(t), worker_.columns, t);
+      worker_.across[t] = std::accumulate(worker_.columns, worker_.columns + t, 0.0);
+    }
     for (std::int64_t t = 0; t < count; ++t) {
-      const double dbeta = simd::dot(row(worker_.dX, t, dhv), r.row(t), dhv);
+      gate_row(scale(), keys.D.row(t), parts.dS.row(t), t + 1, count);
+      gate_row(Real{-1}, keys.D.row(t), parts.E.row(t), t, count);
+    }
+  }
+
+  // The first `seen` numbers of a row times scale and their decays; the others are zero.
+  static void gate_row(Real scale, const Real* decays, Real* row, std::int64_t seen, std::int64_t count) {
+    simd::multiply(decays, row, seen);
+    simd::scale(scale, row, row, seen);
+    std::fill(row + seen, row + count, Real{0});
+  }
+
+  // dQ, dKr and dKw: what comes through the states first, since decays weigh that by itself.
+  void key_gradients(const TileKeys<Real>& keys, const State<Real>& C, const TileParts& parts) const {
+    const TileGates<Real>& gates = *keys.gates;
+    const std::int64_t count = parts.Q.rows, dqk = parts.Q.cols;
+    const Matrix<Real> rows = spread(worker_.scaled, count, parts.w.cols);
+    for (double* sums : {worker_.read, worker_.written}) std::fill_n(sums, count, 0.0);
+    if (!C.zero) {
+      product(parts.dQ, scaled_rows<Real>(scale(), gates.qbar, parts.dH, rows), C.C.t(), 0);
+      product(parts.dKr, scaled_rows<Real>(-1, gates.qbar, parts.dV, rows), C.C.t(), 0);
+      for (std::int64_t t = 0; t < count; ++t)
+        worker_.read[t] =
+            simd::dot(parts.Q.row(t), parts.dQ.row(t), dqk) + simd::dot(keys.K.row(t), parts.dKr.row(t), dqk);
+    }
+    if (!dC_.zero) {
+      product(parts.dKw, scaled_rows<Real>(1, gates.abar, parts.w, rows), dC_.C.t(), 0);
+      for (std::int64_t t = 0; t < count; ++t) worker_.written[t] = simd::dot(keys.K.row(t), parts.dKw.row(t), dqk);
+    }
+    const auto add = [](const Matrix<Real>& to, const Matrix<Real>& a, const Matrix<Real>& b, Part part, bool first) {
+      multiply(
+          Product<Real>{.out = to, .a = a, .b = b, .beta = first ? Real{0} : Real{1}, .added = to, .a_part = part});
+    };
+    add(parts.dQ, parts.dS, keys.K, Part::lower, C.zero);
+    add(parts.dKr, parts.E, keys.K, Part::lower, C.zero);
+    add(parts.dKw, parts.dS.t(), parts.Q, Part::upper, dC_.zero);
+    add(parts.dKw, parts.E.t(), keys.K, Part::upper, false);
+  }
+
+  void write_gradients(const Tile& tile, const TileParts& parts) const {
+    for (std::int64_t t = 0; t < tile.size(); ++t) {
+      const double dbeta = simd::dot(parts.dX.row(t), parts.r.row(t), parts.r.cols);
       const std::int64_t at = gate_offset(problem_.beta, sequence_, tile.begin + t, head_);
       const double slope = write_slope(problem_.plan.options.write, read_gate(problem_.beta, at));
       write_gate(tensors_.dbeta, gate_offset(tensors_.dbeta, sequence_, tile.begin + t, head_), dbeta * slope);
     }
-    if (!problem_.g.given()) return;
-    double sum = 0;
-    for (std::int64_t k = 0; !dC_.zero && k < dqk; ++k) sum += simd::dot(C_end.row(k), dC_.C.row(k), dhv);
+  }
+
+  // Of a token: all that is read from it on of what was written before it.
+  void decay_gradients(const Tile& tile, const TileKeys<Real>& keys, const State<Real>& C) {
+    const std::int64_t count = tile.size(), dqk = problem_.plan.shape.dqk, dhv = problem_.plan.shape.dhv;
+    double kept = 0;  // from the tile's beginning to its end
+    for (std::int64_t k = 0; !C.zero && !dC_.zero && k < dqk; ++k) kept += simd::dot(C.C.row(k), dC_.C.row(k), dhv);
+    kept *= static_cast<double>(keys.gates->gbar);
+    double read = 0;
     for (std::int64_t t = count - 1; t >= 0; --t) {
-      sum += simd::dot(Q.row(t), row(worker_.dq, t, dqk), dqk) +
-             simd::dot(keys.K.row(t), row(worker_.dk_read, t, dqk), dqk) -
-             simd::dot(keys.K.row(t), row(worker_.dk_written, t, dqk), dqk);
-      // Nothing passes a reset, and what is left of the sum there is rounding.
-      store_decay_gradient(tile.begin + t, is_reset(keys.gates->log_decay[t]) ? 0.0 : sum);
+      read += worker_.read[t];
+      const double written = std::accumulate(worker_.written, worker_.written + t, 0.0);
+      // Nothing passes a reset, and gates may be infinite there.
+      if (is_reset(keys.gates->log_decay[t])) {
+        write_gate(tensors_.dg, gate_offset(tensors_.dg, sequence_, tile.begin + t, head_), 0);
+      } else {
+        store_decay_gradient(tile.begin + t, kept + read + written + worker_.across[t]);
+      }
     }
   }
 
@@ -210,15 +258,14 @@ class HeadGradients {
     dA_log -= rate * softplus(x) * gradient;
   }
 
-  void advance_gradient(Real scale, const Matrix<Real>& Q, const TileKeys<Real>& keys, const Matrix<const Real>& dH,
-                        const Matrix<Real>& dV) {
+  void advance_gradient(const TileKeys<Real>& keys, const TileParts& parts) {
     const TileGates<Real>& gates = *keys.gates;
     multiply(Product<Real>{.out = dC_.C,
-                           .a = scaled_rows<Real>(scale, gates.qbar, Q, keys.scaled).t(),
-                           .b = dH,
+                           .a = scaled_rows<Real>(scale(), gates.qbar, parts.Q, keys.scaled).t(),
+                           .b = parts.dH,
                            .beta = dC_.zero ? Real{0} : gates.gbar,
                            .added = dC_.zero ? Matrix<Real>{} : dC_.C});
-    product(dC_.C, scaled_rows<Real>(-1, gates.qbar, keys.K, keys.scaled).t(), dV, 1);
+    product(dC_.C, scaled_rows<Real>(-1, gates.qbar, keys.K, keys.scaled).t(), parts.dV, 1);
     dC_.zero = false;
   }
 
@@ -266,10 +313,11 @@ BackwardScratch<Real>::Worker::Worker(Arena& arena, const DeltaPlan& plan) : til
   residuals = arena.take<Real>(spread_size(plan.chunk, shape.dhv));
   for (Real** rows : {&w, &dh, &dX, &dV, &scaled}) *rows = arena.take<Real>(spread_size(plan.tile, shape.dhv));
   for (Real** rows : {&dq, &dk_read, &dk_written}) *rows = arena.take<Real>(spread_size(plan.tile, shape.dqk));
-  E = arena.take<Real>(spread_size(plan.tile, plan.tile));
+  for (Real** square : {&dS, &E}) *square = arena.take<Real>(spread_size(plan.tile, plan.tile));
+  for (double** sums : {&columns, &across, &read, &written}) *sums = arena.take<double>(plan.tile);
   dC = arena.take<Real>(state_size(plan));
   chunk_states = arena.take<Real>(std::max<std::int64_t>(chunks_of(plan, shape.longest), 1) * state_size(plan));
-  tile_states = arena.take<Real>((tiles + 1) * state_size(plan));
+  tile_states = arena.take<Real>(tiles * state_size(plan));
   if (shape.heads == shape.qk_heads) return;
   for (Real** sum : {&dq_sum, &dk_sum}) *sum = arena.take<Real>(shape.longest * shape.dqk);
 }

@@ -7,9 +7,10 @@
 //   dKr = -(qbar dV) C^T + E K       dKw = (abar w) dC^T + dS^T Q + E^T K            dK = dKr + dKw
 //   dC  <- gbar dC + (scale qbar Q)^T dH - (qbar K)^T dV
 //
-// dKr is the gradient of keys as they are read, dKw as they are written. A log decay weighs what is read after it of
-// what was written before it, so its gradient is <C, dC> at the tile's end plus the sum of q.dq + k.dKr - k.dKw from
-// its token on: no other sums over the scores are needed.
+// dKr is the gradient of keys as they are read, dKw as they are written. A log decay weighs what is read from its token
+// on of what was written before it. Its gradient is the sum of just these: pairs of tokens on either side of it, reads
+// of C from it on, writes to C' before it, and C in C'. The difference of all reads and all writes, q.dq + k.dKr -
+// k.dKw summed up, is the same number, but under strong decay it would be rounding of terms that cancel.
 #pragma once
 
 #include "cpu/delta/tile.h"
@@ -34,19 +35,25 @@ template <class Real>
 struct BackwardScratch {
   struct Worker {
     TileBuffers<Real> tile;
-    Real* residuals = nullptr;     // [chunk,dhv] r
-    Real* w = nullptr;             // [tile,dhv]
-    Real* dh = nullptr;            // [tile,dhv]
-    Real* dX = nullptr;            // [tile,dhv]
-    Real* dV = nullptr;            // [tile,dhv]
-    Real* scaled = nullptr;        // [tile,dhv] rows of dh, dV or w, each times a factor
-    Real* E = nullptr;             // [tile,tile]
-    Real* dq = nullptr;            // [tile,dqk]
-    Real* dk_read = nullptr;       // [tile,dqk]
-    Real* dk_written = nullptr;    // [tile,dqk]
+    Real* residuals = nullptr;   // [chunk,dhv] r
+    Real* w = nullptr;           // [tile,dhv]
+    Real* dh = nullptr;          // [tile,dhv]
+    Real* dX = nullptr;          // [tile,dhv]
+    Real* dV = nullptr;          // [tile,dhv]
+    Real* scaled = nullptr;      // [tile,dhv] rows of dh, dV or w, each times a factor
+    Real* dS = nullptr;          // [tile,tile]
+    Real* E = nullptr;           // [tile,tile]
+    Real* dq = nullptr;          // [tile,dqk]
+    Real* dk_read = nullptr;     // [tile,dqk]
+    Real* dk_written = nullptr;  // [tile,dqk]
+    // What decays weigh, in double.
+    double* columns = nullptr;     // [tile] of pairs of tokens, by the earlier one
+    double* across = nullptr;      // [tile] of pairs of tokens, by the decay between them
+    double* read = nullptr;        // [tile] of reads of C
+    double* written = nullptr;     // [tile] of writes to the next C
     Real* dC = nullptr;            // [dqk,dhv]
     Real* chunk_states = nullptr;  // [chunks,dqk,dhv] at the starts of chunks
-    Real* tile_states = nullptr;   // [tiles + 1,dqk,dhv] at the starts of a chunk's tiles, and at its end
+    Real* tile_states = nullptr;   // [tiles,dqk,dhv] at the starts of a chunk's tiles
     Real* dq_sum = nullptr;        // [T,dqk] over the value heads of a group, where there are several
     Real* dk_sum = nullptr;        // [T,dqk]
 

@@ -1,12 +1,15 @@
+#include "testkit/delta_judge.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "testkit/bounds.h"
-#include "tests/delta/problem.h"
 
-namespace tfla::test {
+namespace tfla::testkit {
 namespace {
+
+using Values = std::vector<double>;
 
 double norm(const Values& x) {
   double squares = 0;
@@ -14,14 +17,7 @@ double norm(const Values& x) {
   return std::sqrt(squares);
 }
 
-double distance(const Values& x, const Values& y) {
-  if (x.size() != y.size()) return std::numeric_limits<double>::infinity();
-  double squares = 0;
-  for (std::size_t at = 0; at < x.size(); ++at) squares += (x[at] - y[at]) * (x[at] - y[at]);
-  return std::sqrt(squares);
-}
-
-Snapshot tensors(const reference::DeltaResult& r) {
+DeltaResults tensors(const reference::DeltaResult& r) {
   return {{"h", r.h},
           {"C", r.last_state},
           {"dq", r.dq},
@@ -41,11 +37,18 @@ double unit_of_arithmetic(const DeltaCase& c) { return c.shape.dtype == DType::f
 double rounding(DType dtype, std::size_t count) {
   if (dtype == DType::float64) return 0;
   if (dtype == DType::float32) return 0x1p-24;
-  if (count < testkit::many_numbers) return testkit::unit_of_rounding(dtype);
+  if (count < many_numbers) return unit_of_rounding(dtype);
   return dtype == DType::bfloat16 ? 2.5e-3 : 4e-4;
 }
 
 }  // namespace
+
+double distance(const std::vector<double>& x, const std::vector<double>& y) {
+  if (x.size() != y.size()) return std::numeric_limits<double>::infinity();
+  double squares = 0;
+  for (std::size_t at = 0; at < x.size(); ++at) squares += (x[at] - y[at]) * (x[at] - y[at]);
+  return std::sqrt(squares);
+}
 
 DeltaJudge::DeltaJudge(const DeltaProblem& problem)
     : description_(problem.description),
@@ -61,11 +64,11 @@ DType DeltaJudge::stored_as(const std::string& tensor) const {
 
 // How far off a tensor may be, in the norm. The bounds of docs/numerics.md on arithmetic and on the rounding of the
 // result, and where a result is what large terms leave of each other:
-// - dg of a token is the sum of q.dq - v.dv from it to the end of its tile, of at most 64 tokens, and of what is kept
-//   of the state. Each of these dot products is good to some roundings, say four; a sum of 64, to eight times that.
-//   Where decays are strong, dg itself is nothing next to them.
-// - dA_log and ddt_bias are sums over all tokens. Each is as good as dg, and one dot product is in the dg of all tokens
-//   of its tile before it, up to 64 times.
+// - dg of a token is the product of what its decay leaves of the state and the gradient of that. Numbers of either are
+//   sums of up to 64 tokens of a tile and of a state, each good to some roundings, say four: eight times four of the
+//   product of their norms.
+// - dA_log and ddt_bias are sums over all tokens. What is rounded in one place is in the dg of up to 64 tokens of a
+//   tile: eight times as much again.
 // - normalize_qk takes the part along a row from its gradient, and with a head dimension of 1 all but 1e-6 of it. The
 //   row, the product and the difference are rounded: four times the unit of what is taken.
 double DeltaJudge::allowed(const std::string& tensor) const {
@@ -86,30 +89,18 @@ double DeltaJudge::allowed(const std::string& tensor) const {
   return error + least * std::sqrt(static_cast<double>(expected.size()));
 }
 
-::testing::AssertionResult DeltaJudge::within_bounds(const Snapshot& actual) const {
-  ::testing::AssertionResult failure = ::testing::AssertionFailure() << label(description_);
-  bool good = true;
+std::vector<DeltaError> DeltaJudge::errors(const DeltaResults& actual) const {
+  std::vector<DeltaError> all;
   for (const auto& [name, values] : actual) {
     const Values& expected = expected_.at(name);
-    const double error = distance(values, expected), most = allowed(name);
-    if (error <= most) continue;
-    good = false;
     const auto wrong = std::count_if(values.begin(), values.end(), [](double x) { return !std::isfinite(x); });
-    failure << "\n  " << name << ": off by " << error << " of " << norm(expected) << ", more than " << most << ", "
-            << wrong << " not finite";
+    all.push_back({.tensor = name,
+                   .error = distance(values, expected),
+                   .allowed = allowed(name),
+                   .size = norm(expected),
+                   .not_finite = wrong});
   }
-  return good ? ::testing::AssertionSuccess() : failure;
+  return all;
 }
 
-::testing::AssertionResult DeltaJudge::agree(const Snapshot& actual, const Snapshot& other) const {
-  for (const auto& [name, values] : other) {
-    const double error = distance(actual.at(name), values), most = 2 * allowed(name);
-    if (!(error <= most)) {
-      return ::testing::AssertionFailure() << label(description_) << "\n  " << name << ": apart by " << error << " of "
-                                           << norm(values) << ", more than " << most;
-    }
-  }
-  return ::testing::AssertionSuccess();
-}
-
-}  // namespace tfla::test
+}  // namespace tfla::testkit
