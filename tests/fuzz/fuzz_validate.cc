@@ -1,4 +1,5 @@
-// libFuzzer target: random argument structs into plan and the three operations. See fuzz_input.h for what is checked.
+// libFuzzer target: random argument structs into plan and the operations of both operators. See fuzz_input.h for what
+// is checked.
 #include <cstddef>
 #include <cstdint>
 

@@ -47,8 +47,11 @@ void visit_inputs(Args& a, const Visit& visit) {
   visit(a.q, Kind::input);
   visit(a.k, Kind::input);
   visit(a.v, Kind::input);
-  visit(a.i, Kind::input);
-  visit(a.f, Kind::input);
+  if constexpr (requires { a.beta; }) {
+    for (TensorView* gate : {&a.beta, &a.g, &a.A_log, &a.dt_bias}) visit(*gate, Kind::input);
+  } else {
+    for (TensorView* gate : {&a.i, &a.f}) visit(*gate, Kind::input);
+  }
 }
 
 template <class State, class Visit>
@@ -87,6 +90,32 @@ void visit_views(MlstmStep& a, const Visit& visit) {
   visit_inputs(a, visit);
   visit(a.h, Kind::output);
   visit_state(a.state, Kind::output, visit);
+  visit(a.slots, Kind::index);
+}
+
+template <class Visit>
+void visit_views(DeltaForward& a, const Visit& visit) {
+  visit_inputs(a, visit);
+  visit(a.h, Kind::output);
+  visit(a.initial_state, Kind::input);
+  visit(a.last_state, Kind::output);
+  visit(a.cu_seqlens, Kind::index);
+}
+
+template <class Visit>
+void visit_views(DeltaBackward& a, const Visit& visit) {
+  visit_inputs(a, visit);
+  for (TensorView* input : {&a.dh, &a.initial_state, &a.dlast_state}) visit(*input, Kind::input);
+  for (MutableTensorView* output : {&a.dq, &a.dk, &a.dv, &a.dbeta, &a.dg, &a.dA_log, &a.ddt_bias, &a.dinitial_state})
+    visit(*output, Kind::output);
+  visit(a.cu_seqlens, Kind::index);
+}
+
+template <class Visit>
+void visit_views(DeltaStep& a, const Visit& visit) {
+  visit_inputs(a, visit);
+  visit(a.h, Kind::output);
+  visit(a.state, Kind::output);
   visit(a.slots, Kind::index);
 }
 
@@ -142,17 +171,48 @@ class Builder {
     MlstmStep a;
     inputs(a);
     a.h = tokens(dtype_, H_, dhv_);
-    const bool pooled = bytes_.chance(2);
-    const std::int64_t states = pooled ? B_ + bytes_.below(3) : B_;
+    const std::int64_t states = pool(a.slots);
     a.state = {matrix(states), vector(states), scalar(states)};
-    if (pooled) {
-      const MutableTensorView slots = dense(DType::int32, {B_});
-      for (std::int32_t b = 0; b < B_; ++b) {
-        const auto slot = static_cast<std::int32_t>(states) - 1 - b;
-        std::memcpy(static_cast<std::byte*>(slots.data) + 4 * b, &slot, 4);
-      }
-      a.slots = slots;
-    }
+    options(a.options);
+    return a;
+  }
+
+  DeltaForward delta_forward() {
+    DeltaForward a;
+    inputs(a);
+    a.h = tokens(dtype_, H_, dhv_);
+    pack(a.cu_seqlens);
+    if (bytes_.chance(2)) a.initial_state = matrix(N_);
+    if (bytes_.chance(2)) a.last_state = matrix(N_);
+    if (bytes_.chance(8)) a.initial_state = a.last_state;
+    options(a.options);
+    return a;
+  }
+
+  DeltaBackward delta_backward() {
+    DeltaBackward a;
+    inputs(a);
+    a.dh = tokens(dtype_, H_, dhv_);
+    a.dq = tokens(dtype_, Hqk_, dqk_);
+    a.dk = tokens(dtype_, Hqk_, dqk_);
+    a.dv = tokens(dtype_, H_, dhv_);
+    a.dbeta = gates();
+    if (a.g.given()) a.dg = gates();
+    if (a.A_log.given()) a.dA_log = dense(gate_dtype_, {H_});
+    if (a.dt_bias.given()) a.ddt_bias = dense(gate_dtype_, {H_});
+    pack(a.cu_seqlens);
+    if (bytes_.chance(2)) a.initial_state = matrix(N_);
+    if (bytes_.chance(2)) a.dlast_state = matrix(N_);
+    if (bytes_.chance(2)) a.dinitial_state = matrix(N_);
+    options(a.options);
+    return a;
+  }
+
+  DeltaStep delta_step() {
+    DeltaStep a;
+    inputs(a);
+    a.h = tokens(dtype_, H_, dhv_);
+    a.state = matrix(pool(a.slots));
     options(a.options);
     return a;
   }
@@ -186,9 +246,29 @@ class Builder {
     a.q = tokens(dtype_, Hqk_, dqk_);
     a.k = tokens(dtype_, Hqk_, dqk_);
     a.v = tokens(dtype_, H_, dhv_);
-    a.i = gates();
-    a.f = gates();
+    if constexpr (requires { a.beta; }) {
+      a.beta = gates();
+      if (bytes_.chance(2)) a.g = gates();
+      if (a.g.given() && bytes_.chance(2)) a.A_log = dense(gate_dtype_, {H_});
+      if (a.A_log.given() && bytes_.chance(2)) a.dt_bias = dense(gate_dtype_, {H_});
+    } else {
+      a.i = gates();
+      a.f = gates();
+    }
     N_ = B_;
+  }
+
+  // How many states a step has, and which of them it works on where there are more than rows.
+  std::int64_t pool(TensorView& slots) {
+    if (!bytes_.chance(2)) return B_;
+    const std::int64_t states = B_ + bytes_.below(3);
+    const MutableTensorView view = dense(DType::int32, {B_});
+    for (std::int32_t b = 0; b < B_; ++b) {
+      const auto slot = static_cast<std::int32_t>(states) - 1 - b;
+      std::memcpy(static_cast<std::byte*>(view.data) + 4 * b, &slot, 4);
+    }
+    slots = view;
+    return states;
   }
 
   // Sequences of random lengths, when the batch allows.
@@ -210,6 +290,13 @@ class Builder {
     o.chunk_size = bytes_.below(8);
     o.formulation = static_cast<Formulation>(bytes_.below(2));
     if (bytes_.chance(4)) o.soft_cap = 15;
+    if (bytes_.chance(4)) o.qk_scale = 0.5;
+  }
+
+  void options(DeltaOptions& o) {
+    o.write = static_cast<WriteGate>(bytes_.below(3));
+    o.normalize_qk = bytes_.chance(2);
+    o.chunk_size = bytes_.below(8);
     if (bytes_.chance(4)) o.qk_scale = 0.5;
   }
 
@@ -250,9 +337,18 @@ void spoil(BasicTensorView<Data>& view, Bytes& bytes) {
   }
 }
 
+constexpr double nan = std::numeric_limits<double>::quiet_NaN(), infinity = std::numeric_limits<double>::infinity();
+constexpr double numbers[] = {0, -1, nan, infinity, -infinity, 1e300, 1e-300};
+
+void spoil(DeltaOptions& o, Bytes& bytes) {
+  switch (bytes.below(3)) {
+    case 0: o.chunk_size = interesting(bytes, o.chunk_size); break;
+    case 1: o.qk_scale = numbers[bytes.below(7)]; break;
+    default: o.write = static_cast<WriteGate>(bytes.below(5)); break;
+  }
+}
+
 void spoil(MlstmOptions& o, Bytes& bytes) {
-  constexpr double nan = std::numeric_limits<double>::quiet_NaN(), infinity = std::numeric_limits<double>::infinity();
-  constexpr double numbers[] = {0, -1, nan, infinity, -infinity, 1e300, 1e-300};
   switch (bytes.below(7)) {
     case 0: o.chunk_size = interesting(bytes, o.chunk_size); break;
     case 1: o.eps = numbers[bytes.below(7)]; break;
@@ -309,6 +405,23 @@ void execute(const MlstmForward& a, const Plan& p, std::span<std::byte> scratch)
 void execute(const MlstmBackward& a, const Plan& p, std::span<std::byte> scratch) { backward(a, p, scratch); }
 void execute(const MlstmStep& a, const Plan& p, std::span<std::byte> scratch) { step(a, p, scratch); }
 
+void execute(const DeltaForward& a, const Execution& e) { delta_forward(a, e); }
+void execute(const DeltaBackward& a, const Execution& e) { delta_backward(a, e); }
+void execute(const DeltaStep& a, const Execution& e) { delta_step(a, e); }
+void execute(const DeltaForward& a, const DeltaPlan& p, std::span<std::byte> scratch) { delta_forward(a, p, scratch); }
+void execute(const DeltaBackward& a, const DeltaPlan& p, std::span<std::byte> scratch) {
+  delta_backward(a, p, scratch);
+}
+void execute(const DeltaStep& a, const DeltaPlan& p, std::span<std::byte> scratch) { delta_step(a, p, scratch); }
+
+template <class Args>
+auto plan_of(const Args& args, const Execution& execution) {
+  if constexpr (requires { args.beta; })
+    return delta_plan(args, execution);
+  else
+    return plan(args, execution);
+}
+
 // True if the call was refused; anything but a refusal or a return is a failure.
 template <class Call>
 bool refuses(const Call& call) {
@@ -351,8 +464,8 @@ Outcome run(Args args, Bytes& bytes) {
   const Execution execution{.threads = static_cast<int>(bytes.below(4))};
 
   const std::vector<std::byte> before(arena.begin(), arena.end());
-  Plan chosen;
-  if (refuses([&] { chosen = plan(args, execution); })) {
+  decltype(plan_of(args, execution)) chosen;
+  if (refuses([&] { chosen = plan_of(args, execution); })) {
     if (!refuses([&] { execute(args, execution); })) throw FuzzFailure("the plan was refused and the call was not");
     if (!std::equal(before.begin(), before.end(), arena.begin())) throw FuzzFailure("a refused call wrote something");
     return Outcome::refused;
@@ -384,11 +497,16 @@ Outcome run(Args args, Bytes& bytes) {
 Outcome fuzz_call(const std::uint8_t* data, std::size_t size) {
   Bytes bytes(data, size);
   fill_arena(bytes.next());
-  const std::int64_t operation = bytes.below(3);
+  const std::int64_t operation = bytes.below(6);
   Builder builder(bytes);
-  if (operation == 0) return run(builder.forward(), bytes);
-  if (operation == 1) return run(builder.backward(), bytes);
-  return run(builder.step(), bytes);
+  switch (operation) {
+    case 0: return run(builder.forward(), bytes);
+    case 1: return run(builder.backward(), bytes);
+    case 2: return run(builder.step(), bytes);
+    case 3: return run(builder.delta_forward(), bytes);
+    case 4: return run(builder.delta_backward(), bytes);
+    default: return run(builder.delta_step(), bytes);
+  }
 }
 
 }  // namespace tfla::test
