@@ -97,7 +97,7 @@ struct DeltaPlan {
   DeltaShape shape = {};
   DeltaOptions options = {};
   DType compute = DType::float32;  // float64 for float64 inputs, else float32
-  int threads = 1;
+  int threads = 1;                 // no more than there is work for
   Launches launches = {};
 
   std::int64_t tile = 0;   // tokens of one set of matrix products, and of one triangular system

@@ -46,9 +46,8 @@ std::int64_t choose_panel(const DeltaPlan& plan, std::int64_t units) {
 }
 
 // A step reads a panel twice: what it says of the key, then to write. The second time it comes from the cache.
-std::int64_t choose_step_panel(const DeltaPlan& plan) {
+std::int64_t choose_step_panel(const DeltaPlan& plan, std::int64_t units) {
   constexpr double cache = 128 * 1024;
-  const std::int64_t units = plan.shape.batch * plan.shape.heads;
   const auto fitting = static_cast<std::int64_t>(cache / (static_cast<double>(plan.shape.dqk) * item_bytes(plan)));
   const std::int64_t panel = std::max(fitting / panel_step * panel_step, panel_step);
   return std::min(panel, choose_panel(plan, units));
@@ -75,20 +74,34 @@ std::int64_t choose_chunk(const DeltaPlan& plan) {
   return best;
 }
 
+// No more threads than there is work for: each has scratch of its own.
+void use_threads(DeltaPlan& plan, std::int64_t units) {
+  plan.threads = static_cast<int>(std::clamp<std::int64_t>(units, 1, plan.threads));
+}
+
 void choose_ranges(DeltaPlan& plan) {
   const DeltaShape& shape = plan.shape;
   const std::int64_t longest = std::max<std::int64_t>(shape.longest, 1);
+  // More than this would not change anything, and might not fit into 64 bits.
+  constexpr std::int64_t many = std::int64_t{1} << 20;
+  const std::int64_t sequences = std::min(shape.sequences, many), heads = sequences * std::min(shape.heads, many);
   if (plan.operation == Operation::step) {
     plan.tile = plan.chunk = 1;
-    plan.panel = choose_step_panel(plan);
+    plan.panel = choose_step_panel(plan, heads);
+    use_threads(plan, heads * std::min(ceil_div(shape.dhv, plan.panel), many));
     return;
   }
   const std::int64_t wanted = plan.options.chunk_size;
   plan.chunk = std::min(wanted > 0 ? wanted : best_tile, longest);
   plan.tile = split_chunk(plan.chunk);
-  const bool backward = plan.operation == Operation::backward;
-  plan.panel = backward ? shape.dhv : choose_panel(plan, shape.sequences * shape.heads);
-  if (backward && wanted == 0) plan.chunk = choose_chunk(plan);
+  if (plan.operation == Operation::forward) {
+    plan.panel = choose_panel(plan, heads);
+    use_threads(plan, heads * std::min(ceil_div(shape.dhv, plan.panel), many));
+    return;
+  }
+  plan.panel = shape.dhv;
+  use_threads(plan, sequences * std::min(shape.qk_heads, many));
+  if (wanted == 0) plan.chunk = choose_chunk(plan);
 }
 
 // Matrix products of one head: tokens that meet a state, and elements of squares. The first and the last tile of a
