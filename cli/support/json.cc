@@ -28,59 +28,53 @@ std::string compiler() {
 #endif
 }
 
+template <class AnyPlan>
+void add_shape(nlohmann::ordered_json& json, const AnyPlan& plan) {
+  const auto& shape = plan.shape;
+  json.update({{"batch", shape.batch},
+               {"tokens", shape.tokens},
+               {"qk_heads", shape.qk_heads},
+               {"heads", shape.heads},
+               {"dqk", shape.dqk},
+               {"dhv", shape.dhv},
+               {"dtype", tfla::name(shape.dtype)},
+               {"gate_dtype", tfla::name(shape.gate_dtype)},
+               {"compute", tfla::name(plan.compute)},
+               {"threads", plan.threads}});
+}
+
+template <class AnyPlan>
+void add_counts(nlohmann::ordered_json& json, const AnyPlan& plan) {
+  json.update({{"flops", plan.flops}, {"useful_flops", plan.useful_flops}, {"bytes", plan.bytes}});
+}
+
 }  // namespace
 
 nlohmann::ordered_json to_json(const Plan& plan) {
-  const MlstmShape& shape = plan.shape;
   std::vector<std::string> launches;
   for (const Launch& launch : plan.launches) launches.push_back(describe(launch, plan.device));
-  return {{"operation", name(plan.operation)},
-          {"device", name(plan.device)},
-          {"formulation", name(plan.formulation)},
-          {"batch", shape.batch},
-          {"tokens", shape.tokens},
-          {"qk_heads", shape.qk_heads},
-          {"heads", shape.heads},
-          {"dqk", shape.dqk},
-          {"dhv", shape.dhv},
-          {"dtype", tfla::name(shape.dtype)},
-          {"gate_dtype", tfla::name(shape.gate_dtype)},
-          {"compute", tfla::name(plan.compute)},
-          {"threads", plan.threads},
-          {"launches", launches},
-          {"tile", plan.tile},
-          {"chunk", plan.chunk},
-          {"span", plan.span},
-          {"fused", plan.fused()},
-          {"scratch_bytes", plan.scratch_bytes},
-          {"saved_bytes", plan.saved_bytes},
-          {"flops", plan.flops},
-          {"useful_flops", plan.useful_flops},
-          {"bytes", plan.bytes}};
+  nlohmann::ordered_json json = {
+      {"operation", name(plan.operation)}, {"device", name(plan.device)}, {"formulation", name(plan.formulation)}};
+  add_shape(json, plan);
+  json.update({{"launches", launches},
+               {"tile", plan.tile},
+               {"chunk", plan.chunk},
+               {"span", plan.span},
+               {"fused", plan.fused()},
+               {"scratch_bytes", plan.scratch_bytes},
+               {"saved_bytes", plan.saved_bytes}});
+  add_counts(json, plan);
+  return json;
 }
 
 nlohmann::ordered_json to_json(const DeltaPlan& plan) {
-  const DeltaShape& shape = plan.shape;
-  return {{"operator", "delta"},
-          {"operation", name(plan.operation)},
-          {"device", name(plan.device)},
-          {"batch", shape.batch},
-          {"tokens", shape.tokens},
-          {"qk_heads", shape.qk_heads},
-          {"heads", shape.heads},
-          {"dqk", shape.dqk},
-          {"dhv", shape.dhv},
-          {"dtype", tfla::name(shape.dtype)},
-          {"gate_dtype", tfla::name(shape.gate_dtype)},
-          {"compute", tfla::name(plan.compute)},
-          {"threads", plan.threads},
-          {"tile", plan.tile},
-          {"chunk", plan.chunk},
-          {"panel", plan.panel},
-          {"scratch_bytes", plan.scratch_bytes},
-          {"flops", plan.flops},
-          {"useful_flops", plan.useful_flops},
-          {"bytes", plan.bytes}};
+  nlohmann::ordered_json json = {
+      {"operator", "delta"}, {"operation", name(plan.operation)}, {"device", name(plan.device)}};
+  add_shape(json, plan);
+  json.update(
+      {{"tile", plan.tile}, {"chunk", plan.chunk}, {"panel", plan.panel}, {"scratch_bytes", plan.scratch_bytes}});
+  add_counts(json, plan);
+  return json;
 }
 
 nlohmann::ordered_json describe_run(Device device, int threads) {

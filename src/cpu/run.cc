@@ -9,21 +9,12 @@
 #include "cpu/formulations/parallel.h"
 #include "cpu/formulations/recurrent.h"
 #include "cpu/padding.h"
+#include "cpu/with_real.h"
 #include "plan/backend.h"
 
 namespace tfla::cpu {
 
 namespace {
-
-// Calls work(Real{}) with the arithmetic type of the plan.
-template <class Work>
-void with_real(const Plan& plan, const Work& work) {
-  if (plan.compute == DType::float64) {
-    work(double{});
-  } else {
-    work(float{});
-  }
-}
 
 template <class Args>
 Problem problem_of(const Args& args, const Plan& plan) {

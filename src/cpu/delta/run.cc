@@ -3,21 +3,12 @@
 #include "cpu/delta/forward.h"
 #include "cpu/delta/step.h"
 #include "cpu/padding.h"
+#include "cpu/with_real.h"
 #include "plan/delta_backend.h"
 
 namespace tfla::cpu::delta {
 
 namespace {
-
-// Calls work(Real{}) with the arithmetic type of the plan.
-template <class Work>
-void with_real(const DeltaPlan& plan, const Work& work) {
-  if (plan.compute == DType::float64) {
-    work(double{});
-  } else {
-    work(float{});
-  }
-}
 
 template <class Args>
 Problem problem_of(const Args& args, const DeltaPlan& plan) {
@@ -95,7 +86,7 @@ const DeltaBackend& cpu_delta_backend() {
 
 std::size_t cpu_scratch_bytes(const DeltaPlan& plan) {
   std::size_t bytes = 0;
-  cpu::delta::with_real(plan, [&](auto real) { bytes = cpu::delta::count_scratch<decltype(real)>(plan); });
+  cpu::with_real(plan, [&](auto real) { bytes = cpu::delta::count_scratch<decltype(real)>(plan); });
   return bytes;
 }
 
