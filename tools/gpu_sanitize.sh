@@ -4,10 +4,10 @@
 # `tools/gpu_bundle.sh sanitize` makes, as `run`.
 set -euo pipefail
 cd "$(dirname "$0")"
+shards=$(($(nproc) < 16 ? $(nproc) : 16))  # before OMP_NUM_THREADS, which nproc heeds
 export LD_LIBRARY_PATH=$PWD PATH=$PATH:/usr/local/cuda/bin OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive
 
 filter='*EveryKernel*:StepCuda.Slots*:SanitizerProbeCuda.*'
-shards=$(($(nproc) < 16 ? $(nproc) : 16))
 longest=600  # seconds; a kernel that hangs is a failure
 if ! command -v compute-sanitizer >/dev/null; then
   echo "tfla: compute-sanitizer is not in PATH; it comes with the CUDA toolkit." >&2
@@ -50,6 +50,11 @@ for tool in memcheck racecheck; do
   if [[ -e $logs/failed ]] || ((found > 0 || clean < shards || passed == 0)); then
     ((passed > 0)) || echo "tfla: no test ran under $tool; is there a GPU?"
     awk '/^=========/ && !/SUMMARY|COMPUTE-SANITIZER/ || /Failure|FAILED/' "$logs/$tool".* | awk 'NR <= 60'
+    # What was reported, without addresses and threads: which lines of which kernels, most often first.
+    grep -hE '^========= +(Error|Warning|and|at) ' "$logs/$tool".* |
+      sed -E 's/0x[0-9a-f]+/ADDRESS/g; s/\(([0-9]+,){2}[0-9]+\)/(...)/g; s/\[[0-9]+ hazards?\]//; s/block .*//' |
+      sort | uniq -c | sort -rn | awk 'NR <= 40'
+    grep -h 'SUMMARY' "$logs/$tool".* | sort | uniq -c
     # Where a process ended before its tests did: the one it was at.
     for log in $(grep -L '\[  PASSED  \]' "$logs/$tool".*); do
       echo "$(basename "$log") ends in: $(grep '\[ RUN' "$log" | tail -n 1)"

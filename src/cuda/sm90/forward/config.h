@@ -67,6 +67,10 @@ struct Config {
   // Registers are short: what can be read or computed anew is not kept in them.
   static constexpr bool few_registers = large_dqk || packed, few_state_registers = few_registers || keeps_states;
 
+  // Warps that free the place of a token block (Shared::place) besides the store warp. The outputs meet the store warp
+  // before it does so, which is enough; racecheck does not follow that (docs/cuda/sanitizer.md).
+  static constexpr int readers_of_places = grad_qk && arch::for_racecheck ? 4 : 0;
+
   static_assert(keep != Keep::denominators, "a kernel keeps states or nothing; denominators are kept at run time");
   static_assert(!scaled || !keeps_states, "kernels of float16 must keep nothing: plan.cc asks for no states there");
   static_assert(!(reverse || grad_qk) || !normalized, "a kernel of gradients must have no n");

@@ -137,7 +137,8 @@ struct Shared {
     init(Offset::q_full, slots * C::parts, 1);
     for (int s = 0; s < slots; ++s)  // H leaves through the first part; output warps free the other one
       for (int p = 0; p < C::parts; ++p)
-        init(Offset::q_empty + 8 * (s * C::parts + p), 1, (p == 0 ? 1 : 4) * arch::warp_arrivals);
+        init(Offset::q_empty + 8 * (s * C::parts + p), 1,
+             (p == 0 ? 1 + C::readers_of_places : 4) * arch::warp_arrivals);
     init(Offset::k_full, k_slots, 1);
     init(Offset::k_empty, k_slots, 8 * arch::warp_arrivals);  // four output warps, four of the state
     init(Offset::v_full, slots, 1 + 32);                      // the copy of V, and the lanes that load gates

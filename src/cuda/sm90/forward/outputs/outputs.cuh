@@ -71,6 +71,7 @@ struct Output {
       stage(b, o, rows);
     add_products<1, C>(o, rows);
     write_row_sums(b, rows);
+    if (C::readers_of_places > 0) arch::arrive(cta.shared.q_empty(ring.slot, 0));
     // This warpgroup has read Q.
     arch::named_arrive(Shared<C>::staged(ring.slot, warpgroup), warpgroup_threads + warp_threads);
   }
