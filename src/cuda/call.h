@@ -113,6 +113,7 @@ struct Rules {
 
 struct Tensors {
   Strided q, k, v, h, dh, dq, dk, dv;
+  Strided dq_heads, dk_heads;  // [B,T,H,dqk] of every head of v: dq and dk themselves, or what sum_groups adds up
   Strided i, f, di, df;
 };
 

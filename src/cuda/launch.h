@@ -38,6 +38,9 @@ void launch_grad_denominators(const Call<typename Config<T>::Real>& call, cudaSt
 // dQ, dK, dV, and the row sums from which launch_grad_gates makes di and df.
 template <class T>
 void launch_grad_qkv(const Call<typename Config<T>::Real>& call, cudaStream_t stream);
+// dQ and dK of each group of heads, from those of its heads. T: bfloat16 or float16.
+template <class T>
+void launch_sum_groups(const Call<float>& call, cudaStream_t stream);
 template <class T>
 void launch_grad_gates(const Call<typename Config<T>::Real>& call, cudaStream_t stream);
 

@@ -52,6 +52,9 @@ void launch_portable(const Launch& launch, const Plan& plan, const Call<typename
       return launch_segment_scan<T>(call, Time::reverse, plan.gpu.multiprocessors, stream);
     case Kernel::grad_states: return launch_grad_states<T>(call, stream);
     case Kernel::grad_qkv: return launch_grad_qkv<T>(call, stream);
+    case Kernel::sum_groups:
+      if constexpr (is_16_bit<T>) return launch_sum_groups<T>(call, stream);
+      [[fallthrough]];
     default: throw InvalidArgument("tfla: plan has a launch that this build does not know; plan these arguments again");
   }
 }
@@ -191,6 +194,21 @@ void forward_as(const MlstmForward& args, const Plan& plan, std::byte* scratch, 
   for (const Launch& launch : plan.launches) run_launch<T>(launch, plan, call, stream);
 }
 
+// Where Hopper's kernels leave dq and dk of every head.
+template <class Real>
+void set_grad_heads(Call<Real>& call, const Buffers& at) {
+  const Dims& dims = call.dims;
+  call.tensors.dq_heads = call.tensors.dq;
+  call.tensors.dk_heads = call.tensors.dk;
+  void* dq = nullptr;
+  at.set(dq, Buffer::dq_heads);
+  if (dq == nullptr) return;
+  const std::int64_t row = static_cast<std::int64_t>(dims.heads) * dims.dqk;
+  call.tensors.dq_heads = {dq, dims.tokens * row, row, dims.dqk, true};
+  call.tensors.dk_heads = call.tensors.dq_heads;
+  at.set(call.tensors.dk_heads.data, Buffer::dk_heads);
+}
+
 // One slice of the heads. `saved` is of all of them, and first_head is the first of these.
 template <class T>
 void backward_as(const MlstmBackward& args, const Plan& plan, const Call<typename Config<T>::Real>& kept,
@@ -211,6 +229,7 @@ void backward_as(const MlstmBackward& args, const Plan& plan, const Call<typenam
   call.tensors.dq = strided(args.dq);
   call.tensors.dk = strided(args.dk);
   call.tensors.dv = strided(args.dv);
+  set_grad_heads(call, {layout, scratch, nullptr});
   call.tensors.di = strided(args.di);
   call.tensors.df = strided(args.df);
   call.carried.dC_last = strided_state(args.dlast_state.C);

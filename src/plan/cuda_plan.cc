@@ -43,8 +43,10 @@ bool hopper_takes(const Plan& plan) {
          token_blocks * static_cast<double>(shape.dhv) < most_int;
 }
 
-// Heads are not grouped, and a negative scale would turn the sign of what is rounded.
-bool hopper_takes_grad_qkv(const Plan& plan) {
+bool has_groups(const MlstmShape& shape) { return shape.heads != shape.qk_heads; }
+
+// A negative scale would turn the sign of what is rounded. Kernels of gradients of n read q and k of their own head.
+bool hopper_takes_grad_qkv(const Plan& plan, bool norms) {
   const MlstmShape& shape = plan.shape;
   constexpr std::int64_t tile = 64, items_of_a_tile = 32;  // of the ring, which are counted over all tiles
   const std::int64_t chunks = shape.packed ? shape.tokens / hopper::chunk + shape.sequences
@@ -52,7 +54,7 @@ bool hopper_takes_grad_qkv(const Plan& plan) {
   const auto parts = static_cast<double>(ceil_div(std::max(shape.dqk, shape.dhv), tile));
   const double heads = static_cast<double>(shape.heads) * parts;
   const double tokens = static_cast<double>(shape.batch) * static_cast<double>(shape.tokens);
-  return shape.heads == shape.qk_heads && resolve(plan.options, shape.dqk).scale > 0 && tokens * heads <= most_int &&
+  return !(norms && has_groups(shape)) && resolve(plan.options, shape.dqk).scale > 0 && tokens * heads <= most_int &&
          static_cast<double>(chunks) * heads <= most_int / static_cast<double>(items_of_a_tile);
 }
 
@@ -126,10 +128,10 @@ Choice choose(Plan& plan, bool portable) {
   Choice choice;
   choice.hopper_shape = !portable && hopper_takes(plan);
   choice.hopper = choice.hopper_shape && shape.aligned;
-  choice.grad_qkv = choice.hopper && backward && hopper_takes_grad_qkv(plan);
   choice.norms = backward && (resolve(plan.options, shape.dqk).exact || shape.dn_last);
-  const bool may_stay_on_chip =
-      choice.grad_qkv && !choice.norms && find_row(Kernel::grad_k_reverse, Needs::sm90a, shape) != no_row;
+  choice.grad_qkv = choice.hopper && backward && hopper_takes_grad_qkv(plan, choice.norms);
+  const bool may_stay_on_chip = choice.grad_qkv && !choice.norms && !has_groups(shape) &&
+                                find_row(Kernel::grad_k_reverse, Needs::sm90a, shape) != no_row;
   const bool has_grad_states_v = choice.grad_qkv && find_row(Kernel::grad_states_v, Needs::sm90a, shape) != no_row;
   choice.grad_states_v = has_grad_states_v && (splits_grad_qkv(shape) || choice.norms);
   // Portable gradients do not read the states of float16 that Hopper's kernels store, nor their gradients of n.
@@ -200,6 +202,7 @@ class Lister {
     cut(Kernel::grad_segment_totals, Kernel::grad_segment_scan, states);
     if (!choice_.on_chip) add(choice_.grad_states_v ? Kernel::grad_states_v : Kernel::grad_states, states);
     choice_.grad_qkv ? hopper_grad_qkv() : add(Kernel::grad_qkv, Needs::any_gpu);
+    if (choice_.grad_qkv && has_groups(plan_.shape)) add(Kernel::sum_groups, Needs::any_gpu);
     add(Kernel::grad_gates, Needs::any_gpu);
   }
 
@@ -350,6 +353,7 @@ std::string_view name(Kernel kernel) {
     case Kernel::grad_k_reverse: return "grad_k_reverse";
     case Kernel::grad_qkv: return "grad_qkv";
     case Kernel::grad_qkv_small: return "grad_qkv_small";
+    case Kernel::sum_groups: return "sum_groups";
     case Kernel::grad_gates: return "grad_gates";
     case Kernel::start_state: return "start_state";
     case Kernel::step: return "step";

@@ -146,6 +146,9 @@ class Writer {
       layout_.add(Buffer::dC, chunks_ * state_elements(), items_.stored);
       real(Buffer::dn, chunks_ * shape_.dqk);
     }
+    if (launches(plan_, Kernel::sum_groups, Needs::any_gpu))
+      for (const Buffer buffer : {Buffer::dq_heads, Buffer::dk_heads})
+        layout_.add(buffer, vectors_ * shape_.dqk, item_size(shape_.dtype));
     for (const Buffer buffer : {Buffer::row_sums, Buffer::column_sums})
       real(buffer, sum_terms(shape_.dtype) * sum_parts(plan_) * vectors_);
     if (!transposed_) real(Buffer::outflow, sum_parts(plan_) * vectors_);

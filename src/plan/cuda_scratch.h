@@ -39,6 +39,8 @@ enum class Buffer : std::uint8_t {
   deta,
   dC,
   dn,
+  dq_heads,
+  dk_heads,
   checkpoints,
   row_sums,
   column_sums,

@@ -37,6 +37,7 @@ enum class Kernel : std::uint8_t {
   grad_k_reverse,       // dK, with dC on the chip
   grad_qkv,             // dQ, dK, dV
   grad_qkv_small,       // dQ, dK, dV of small heads
+  sum_groups,           // dQ, dK of a group of heads from those of its heads
   grad_gates,           // di, df
   start_state,          // the state before the first token, for the recurrent formulation
   step,                 // tokens on states in place
@@ -88,6 +89,11 @@ struct KernelRow {
   [[nodiscard]] constexpr bool takes(const MlstmShape& shape) const {
     return (types & type_bit(shape.dtype)) != 0 && dqk.has(shape.dqk) && dhv.has(shape.dhv) &&
            (batches & (shape.packed ? packed : dense)) != 0;
+  }
+  [[nodiscard]] constexpr KernelRow of(unsigned some_types) const {
+    KernelRow row = *this;
+    row.types = some_types;
+    return row;
   }
   [[nodiscard]] constexpr KernelRow on(unsigned some_batches) const {
     KernelRow row = *this;
@@ -212,6 +218,7 @@ inline constexpr auto kernel_table = std::to_array<KernelRow>({
     sm90a(Kernel::grad_qkv, half_types, to(64),  to(128), 64,  128),
     sm90a(Kernel::grad_qkv, half_types, to(64),  to(192), 64,  192),
     sm90a(Kernel::grad_qkv, half_types, to(64),  to(256), 64,  256),
+    sm90a(Kernel::grad_qkv, bf16,       {64, 128}, to(64), 128, 64),  // fp16: registers
     sm90a(Kernel::grad_qkv, half_types, to(128), to(128), 128, 128),
     sm90a(Kernel::grad_qkv, half_types, to(128), to(192), 128, 192),
     sm90a(Kernel::grad_qkv, half_types, to(128), to(256), 128, 256),
@@ -224,6 +231,7 @@ inline constexpr auto kernel_table = std::to_array<KernelRow>({
     sm90a(Kernel::grad_v, bf16,       above(256), any_size, 0, 256).on(dense),  // grad_states_v has the others
     sm90a(Kernel::grad_qk,      half_types, any_size, any_size, 128, 0),
     sm90a(Kernel::grad_qk_norm, half_types, any_size, any_size, 128, 0),
+    everywhere(Kernel::sum_groups).of(half_types),  // behind Hopper's kernels; portable ones sum in registers
     sm90a(Kernel::row_dots, half_types),
     sm90a(Kernel::grad_n,   half_types),
 });

@@ -115,6 +115,38 @@ void add_second_turns(std::vector<SmallCase>& all) {
       }
 }
 
+// Queries and keys shared by groups of heads: gradients of every width, which sum_groups adds up; kept states or not;
+// padding, whose rows stay zero; segments; more tiles than multiprocessors.
+void add_groups(std::vector<SmallCase>& all) {
+  struct Row {
+    std::int64_t tokens, group, dqk, dhv;
+    Keep keep = Keep::nothing;
+    bool segments = false;
+    std::int64_t qk_heads = 2;
+  };
+  for (const DType dtype : half_types)
+    for (const bool packed : {false, true})
+      for (const Row& row : {Row{330, 2, 24, 32},
+                             {330, 3, 64, 64, Keep::denominators},
+                             {330, 16, 128, 64, Keep::denominators, false, 1},
+                             {200, 2, 72, 8},
+                             {330, 2, 128, 128, Keep::states},
+                             {300, 3, 128, 256, Keep::denominators},
+                             {300, 2, 200, 136},
+                             {300, 2, 264, 72},
+                             {packed ? 1300 : 4096, 2, 72, 64, Keep::denominators, true, 1},
+                             {130, 14, 72, 64, Keep::denominators, false, 10}}) {
+        if (row.dqk > 128 && (dtype == DType::float16 || packed)) continue;
+        Case c = small_case(dtype, row.tokens, row.group * row.qk_heads, row.dqk, row.dhv);
+        c.shape.qk_heads = row.qk_heads;
+        if (packed) c.cu_seqlens = {3, row.tokens / 3, row.tokens / 3, row.tokens - 10};
+        c.options = {.gate = gate_of(row.group % 2 == 0), .keep = row.keep};
+        c.initial_state = c.last_state_grad = row.keep == Keep::denominators;
+        c.layout = row.group == 3 ? Layout::bhtd : Layout::bthd;
+        all.push_back({.c = c, .segments = row.segments});
+      }
+}
+
 // Runs of short sequences, without a state given or asked for, some of them empty.
 void add_runs(std::vector<SmallCase>& all) {
   std::vector<std::int64_t> boundaries{0};
@@ -194,7 +226,7 @@ void add_steps(std::vector<SmallCase>& all) {
 std::vector<SmallCase> small_cases() {
   std::vector<SmallCase> all;
   for (const auto add :
-       {add_widths, add_norms, add_segments, add_on_chip, add_runs, add_second_turns, add_portable, add_steps})
+       {add_widths, add_norms, add_segments, add_on_chip, add_groups, add_runs, add_second_turns, add_portable, add_steps})
     add(all);
   return all;
 }

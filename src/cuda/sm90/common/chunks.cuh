@@ -36,7 +36,7 @@ struct Chunks {
   const double* m_end;
   float scale;  // above zero: its logarithm is taken
   int heads, chunks_per_row, tokens, all_tokens;
-  Divider by_heads, by_chunks_per_row;
+  Divider by_heads, by_chunks_per_row, by_group;
   const Chunk* table;            // of packed sequences
   const float* inverse_scale_C;  // float16: see StoredStates
   const float* inverse_scale_dC;
@@ -56,6 +56,7 @@ struct Chunks {
         all_tokens(static_cast<int>(call.dims.all_tokens())),
         by_heads(static_cast<std::uint32_t>(call.dims.heads)),
         by_chunks_per_row(static_cast<std::uint32_t>(std::max(call.dims.chunks_per_row, 1))),
+        by_group(static_cast<std::uint32_t>(call.dims.group)),
         table(call.packing.chunks),
         inverse_scale_C(call.stored.inverse_scale_C),
         inverse_scale_dC(call.stored.inverse_scale_dC),
@@ -87,6 +88,10 @@ struct Tile {
     token = (number - batch * chunks.chunks_per_row) * chunk_tokens;
     length = min(chunk_tokens, chunks.tokens - token);
     at = head * chunks.all_tokens + batch * chunks.tokens + token;
+  }
+  // The head of q and k that this one reads.
+  [[nodiscard]] __device__ __forceinline__ int qk_head(const Chunks& chunks) const {
+    return static_cast<int>(chunks.by_group.quotient(static_cast<unsigned>(head)));
   }
 };
 

@@ -45,12 +45,16 @@ MapsFor<Dense, Packed> add_nothing(const Dense& maps, const Call<float>& call, i
     return maps;
 }
 
-// Maps of the tensors of a call, in boxes of so many tokens: q, k and their gradients; v, h and their gradients.
+// Maps of the tensors of a call, in boxes of so many tokens: q and k; v, h and their gradients.
 inline CUtensorMap qk_map(const Call<float>& call, const Strided& tensor, int box_tokens) {
   return token_map(call, tensor, call.dims.qk_heads, call.dims.dqk, box_tokens);
 }
 inline CUtensorMap hv_map(const Call<float>& call, const Strided& tensor, int box_tokens) {
   return token_map(call, tensor, call.dims.heads, call.dims.dhv, box_tokens);
+}
+// The gradients of q and k as the kernels leave them: of every head of v.
+inline CUtensorMap grad_qk_map(const Call<float>& call, const Strided& tensor, int box_tokens) {
+  return token_map(call, tensor, call.dims.heads, call.dims.dqk, box_tokens);
 }
 // C of all chunks, or dC, in boxes of so many rows.
 inline CUtensorMap state_map(const Call<float>& call, const void* states, int box_rows) {

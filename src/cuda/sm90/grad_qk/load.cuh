@@ -55,7 +55,7 @@ __device__ __forceinline__ void load_resident(const MapsOf<C>& maps, const Work&
 #pragma unroll 1
       for (int p = 0; p < tile_panels; ++p)
         arch::load_box(to + p * chunk_panel_bytes, map_for(maps, map, tile.column + p * panel < work.dqk), full,
-                       tile.column + p * panel, tile.token, tile.head, tile.batch);
+                       tile.column + p * panel, tile.token, tile.qk_head(work.chunks), tile.batch);
     };
     load(maps.k, memory + S::k, barriers.k_full(), barriers.k_empty());
     load(maps.q, memory + S::q, barriers.q_full(), barriers.q_empty());

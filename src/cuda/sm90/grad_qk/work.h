@@ -12,8 +12,8 @@ inline Maps maps_of(const Call<float>& call) {
           .k = qk_map(call, tensors.k, chunk_tokens),
           .v = hv_map(call, tensors.v, chunk_tokens),
           .dh = hv_map(call, tensors.dh, chunk_tokens),
-          .dq = qk_map(call, tensors.dq, token_block),
-          .dk = qk_map(call, tensors.dk, token_block),
+          .dq = grad_qk_map(call, tensors.dq_heads, token_block),
+          .dk = grad_qk_map(call, tensors.dk_heads, token_block),
           .C = state_map(call, call.stored.C, tile_columns),
           .dC = state_map(call, call.stored.dC, tile_columns)};
 }

@@ -19,6 +19,10 @@ struct Config : ConfigBase<Type, O.packed> {
   static_assert(dhv_panels <= 4, "Q, K and dH of a chunk must fit the shared memory");
   static constexpr bool state_scales_in_gates = needs_scale16<Type>;  // C and dC are one tile each
 
+  // Whether dK of the next tile begins before the results of this one are written. With one panel of dhv ptxas would
+  // serialize all products, and spill.
+  static constexpr bool begins_next_tile = dhv_panels > 1;
+
   // Per thread; 504 in all, what 384 threads at 168 own.
   static constexpr int load_registers = 24, math_registers[2] = {240, 240};
 };

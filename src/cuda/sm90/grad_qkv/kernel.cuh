@@ -50,9 +50,9 @@ Maps maps_of(const Call<float>& call) {
           .k = qk_map(call, tensors.k, chunk_tokens),
           .v = hv_map(call, tensors.v, chunk_tokens),
           .dh = hv_map(call, tensors.dh, chunk_tokens),
-          .dk = qk_map(call, tensors.dk, chunk_tokens),
+          .dk = grad_qk_map(call, tensors.dk_heads, chunk_tokens),
           .dv = hv_map(call, tensors.dv, chunk_tokens),
-          .dq = qk_map(call, tensors.dq, token_block),
+          .dq = grad_qk_map(call, tensors.dq_heads, token_block),
           .C = state_map(call, call.stored.C, C::dqk_panels * panel),
           .dC = state_map(call, call.stored.dC, C::dqk_panels * panel)};
 }

@@ -7,7 +7,7 @@
 
 namespace tfla::cuda::sm90::grad_qkv {
 
-// The map for panel t of dhv. Heads of dhv up to 64 have two panels all the same, and nothing is in the second.
+// The map for panel t of dhv. Heads of 64/64 in float16 have two panels all the same, and nothing is in the second.
 template <class C>
 __device__ __forceinline__ const CUtensorMap* panel_map(const MapsOf<C>& maps, const CUtensorMap& map, const Work& work,
                                                         int t) {
@@ -52,8 +52,10 @@ __device__ __forceinline__ void load_ring(const MapsOf<C>& maps, const Work& wor
     skip();
   });
   // Math warpgroups begin a tile after their last one, unconditionally: see begin_dk.
-  skip();
-  skip();
+  if constexpr (C::begins_next_tile) {
+    skip();
+    skip();
+  }
 }
 
 // One thread: what stays for a tile. Q and K are needed first; the slots through which dK leaves become free last.
@@ -64,22 +66,23 @@ __device__ __forceinline__ void load_resident(const MapsOf<C>& maps, const Work&
   unsigned parity = 1;
   each_tile<C::packed>(work, parity, [&](unsigned index) {
     const Tile<C::packed> tile(work.chunks, index);
-    const auto load = [&](const CUtensorMap* map, unsigned to, unsigned full, int first, int panels) {
+    const auto load = [&](const CUtensorMap* map, unsigned to, unsigned full, int first, int panels, int head) {
       arch::arrive_expecting(full, panels * chunk_panel_bytes);
 #pragma unroll 1
       for (int p = 0; p < panels; ++p)
-        arch::load_box(to + p * chunk_panel_bytes, map, full, (first + p) * panel, tile.token, tile.head, tile.batch);
+        arch::load_box(to + p * chunk_panel_bytes, map, full, (first + p) * panel, tile.token, head, tile.batch);
     };
     const auto load_dh = [&](int t) {
       arch::wait(barriers.dh_empty(t), parity);
-      load(panel_map<C>(maps, maps.dh, work, t), memory + S::dh + t * chunk_panel_bytes, barriers.dh_full(t), t, 1);
+      load(panel_map<C>(maps, maps.dh, work, t), memory + S::dh + t * chunk_panel_bytes, barriers.dh_full(t), t, 1,
+           tile.head);
     };
 #pragma unroll 1
     for (int t = 0; t < S::dk_slot; ++t) load_dh(t);
     arch::wait(barriers.q_empty(), parity);
-    load(&maps.q, memory + S::q, barriers.q_full(), 0, C::dqk_panels);
+    load(&maps.q, memory + S::q, barriers.q_full(), 0, C::dqk_panels, tile.qk_head(work.chunks));
     arch::wait(barriers.k_empty(), parity);
-    load(&maps.k, memory + S::k, barriers.k_full(), 0, C::dqk_panels);
+    load(&maps.k, memory + S::k, barriers.k_full(), 0, C::dqk_panels, tile.qk_head(work.chunks));
 #pragma unroll 1
     for (int t = S::dk_slot; t < C::dhv_panels; ++t) load_dh(t);
   });

@@ -26,7 +26,7 @@ struct Math {
   const Work& work;
   unsigned memory;
   unsigned first_item = 0;  // items of the ring that the tiles before this one took
-  Sum dK;                   // of this tile, and already of the next one while results are written
+  Sum dK;                   // of this tile, and already of the next one while results are written (begins_next_tile)
 
   __device__ __forceinline__ Math(const Work& w, unsigned m) : work(w), memory(m) {}
 
@@ -261,7 +261,7 @@ struct Math {
       arch::arrive(ring_empty(item_of_ds(0)));
       arch::arrive(ring_empty(item_of_ds(1)));
     }
-    begin_dk(S::ring_items);
+    if constexpr (C::begins_next_tile) begin_dk(S::ring_items);
     float2 qdq = row_dots<T>(dQ, q_rows);
     if (C::scaled) qdq = times(qdq, inverse);
     arch::named_wait(own_barrier, warpgroup_threads);  // all warps have read dS
@@ -273,16 +273,19 @@ struct Math {
   }
 
   __device__ __forceinline__ void run() {
-    begin_dk(0);
+    if constexpr (C::begins_next_tile) begin_dk(0);
 #pragma unroll 1
     for (;; first_item += S::ring_items) {
+      if constexpr (!C::begins_next_tile) begin_dk(0);
       Scores scores;
       Gated gated;
       make_dv(scores, gated);
       if (make_dq_and_dk(scores, gated)) break;
     }
-    arch::products_wait<0>();
-    arch::pin(dK);
+    if constexpr (C::begins_next_tile) {
+      arch::products_wait<0>();
+      arch::pin(dK);
+    }
   }
 };
 

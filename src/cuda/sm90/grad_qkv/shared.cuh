@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 
@@ -38,13 +39,15 @@ struct Shared {
   static constexpr int ring_slots = 6;  // all of C and dS for dhv 256
   static constexpr int ring_items = 3 * C::dhv_panels + 2;
   static constexpr int even_factor = std::countr_zero(static_cast<unsigned>(ring_items));
-  static constexpr int dk_slot = C::dhv_panels - C::dqk_panels;  // dK leaves through the last slots of dH
-  static_assert(dk_slot >= 0);
+  // dK leaves through the last slots of dH. Where dK has more panels than dH, all of dH's slots are among them, and no
+  // dH is loaded into the others.
+  static constexpr int dh_slots = std::max(C::dhv_panels, C::dqk_panels);
+  static constexpr int dk_slot = dh_slots - C::dqk_panels;
 
   static constexpr unsigned q = 0;
   static constexpr unsigned k = q + C::dqk_panels * chunk_panel_bytes;
   static constexpr unsigned dh = k + C::dqk_panels * chunk_panel_bytes;
-  static constexpr unsigned ring = dh + C::dhv_panels * chunk_panel_bytes;
+  static constexpr unsigned ring = dh + dh_slots * chunk_panel_bytes;
   using Gates = GateShared<ring + ring_slots * chunk_panel_bytes>;
   static constexpr unsigned largest = (Gates::end + 15) / 16 * 16;  // float16: see largest_of_warps
   static constexpr unsigned barriers = largest + 2 * 4 * C::math_warps;

@@ -39,7 +39,7 @@ __device__ __forceinline__ void store_results(const MapsOf<C>& maps, const Work&
                       tile.batch);
     finish();
 #pragma unroll 1
-    for (int p = 0; p < C::dqk_panels; ++p) arch::arrive_for_warp(barriers.dh_empty(S::dk_slot + p));
+    for (int t = S::dk_slot; t < C::dhv_panels; ++t) arch::arrive_for_warp(barriers.dh_empty(t));
     arch::wait(barriers.staged(B::dq), parity);
 #pragma unroll 1
     for (int block = 0; block < 2; ++block) {

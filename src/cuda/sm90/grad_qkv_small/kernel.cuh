@@ -51,9 +51,9 @@ inline Maps maps_of(const Call<float>& call) {
           .k = qk_map(call, tensors.k, chunk_tokens),
           .v = hv_map(call, tensors.v, chunk_tokens),
           .dh = hv_map(call, tensors.dh, chunk_tokens),
-          .dk = qk_map(call, tensors.dk, chunk_tokens),
+          .dk = grad_qk_map(call, tensors.dk_heads, chunk_tokens),
           .dv = hv_map(call, tensors.dv, token_block),
-          .dq = qk_map(call, tensors.dq, token_block),
+          .dq = grad_qk_map(call, tensors.dq_heads, token_block),
           .C = state_map(call, call.stored.C, panel),
           .dC = state_map(call, call.stored.dC, panel)};
 }

@@ -14,24 +14,24 @@ __device__ __forceinline__ void load_tensors(const Maps& maps, const Work& work,
   unsigned parity = 1;  // of the tile before
   each_tile<C::packed>(work, parity, [&](unsigned index) {
     const Tile<C::packed> tile(work.chunks, index);
-    const auto load_tokens = [&](const CUtensorMap& map, unsigned to, unsigned full) {
+    const auto load_tokens = [&](const CUtensorMap& map, unsigned to, unsigned full, int head) {
       arch::arrive_expecting(full, chunk_panel_bytes);
-      arch::load_box(memory + to, &map, full, 0, tile.token, tile.head, tile.batch);
+      arch::load_box(memory + to, &map, full, 0, tile.token, head, tile.batch);
     };
     const auto load_state = [&](const CUtensorMap& map, unsigned to, unsigned full) {
       arch::arrive_expecting(full, panel_bytes);
       arch::load_box(memory + to, &map, full, 0, 0, tile.state);
     };
     arch::wait(barriers.stored(B::dk), parity);
-    load_tokens(maps.v, Shared::v, barriers.full(B::v));
+    load_tokens(maps.v, Shared::v, barriers.full(B::v), tile.head);
     arch::wait(barriers.staged(B::dq), parity);
     load_state(maps.C, Shared::C, barriers.full(B::C));
     arch::wait(barriers.staged(B::dv), parity);
-    load_tokens(maps.dh, Shared::dh, barriers.full(B::dh));
+    load_tokens(maps.dh, Shared::dh, barriers.full(B::dh), tile.head);
     load_state(maps.dC, Shared::dC, barriers.full(B::dC));
     arch::wait(barriers.stored(B::dv), parity);
-    load_tokens(maps.k, Shared::k, barriers.full(B::k));
-    load_tokens(maps.q, Shared::q, barriers.full(B::q));
+    load_tokens(maps.k, Shared::k, barriers.full(B::k), tile.qk_head(work.chunks));
+    load_tokens(maps.q, Shared::q, barriers.full(B::q), tile.qk_head(work.chunks));
   });
 }
 

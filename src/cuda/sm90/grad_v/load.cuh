@@ -24,11 +24,12 @@ __device__ __forceinline__ void load_ring(const MapsOf<C>& maps, const Work& wor
   };
   each_tile<C::packed>(work, [&](unsigned index) {
     const ColumnTile<C> tile(work, index);
+    const int qk_head = tile.qk_head(work.chunks);
 #pragma unroll 1
     for (int p = 0; p < work.depth; ++p) {
       next(2 * chunk_panel_bytes);
-      arch::load_box(slot, &maps.k, full, p * panel, tile.token, tile.head, tile.batch);
-      arch::load_box(slot + chunk_panel_bytes, &maps.q, full, p * panel, tile.token, tile.head, tile.batch);
+      arch::load_box(slot, &maps.k, full, p * panel, tile.token, qk_head, tile.batch);
+      arch::load_box(slot + chunk_panel_bytes, &maps.q, full, p * panel, tile.token, qk_head, tile.batch);
       next(C::panels * panel_bytes);
 #pragma unroll 1
       for (int x = 0; x < C::panels; ++x)
