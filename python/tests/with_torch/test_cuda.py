@@ -1,6 +1,8 @@
 """The operators on a GPU, with a tfla and a torch that were built for it; skipped elsewhere."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -274,3 +276,10 @@ def test_another_than_the_current_device():
         assert torch.cuda.current_device() == 0
     assert h.device == torch.device("cuda:1")
     assert relative_error(h.cpu(), recurrence(*given.map(torch.Tensor.cpu))[0]) < 1e-5
+
+
+def test_the_self_check_of_an_installation_passes():
+    result = subprocess.run([sys.executable, "-m", "tfla"], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert re.search(r"cuda +(\d+) of \1 checks against float64 passed", result.stdout)
+    assert re.search(r"forward +bfloat16: gates \(.*\), .*forward \(", result.stdout)  # all kernels, not the first alone
