@@ -38,11 +38,13 @@ class Case:
     dhv: int
     lengths: tuple[int, ...] = ()  # of sequences packed into the row
     note: str = ""
+    groups: int = 0  # query/key heads; 0: one for each head
 
     @property
     def name(self) -> str:
         packed = f" packed {self.note}" if self.lengths else ""
-        return f"{self.batch} x {self.tokens:,}, {self.heads} heads of {self.dqk}/{self.dhv}{packed}"
+        grouped = f" in {self.groups} groups" if self.groups else ""
+        return f"{self.batch} x {self.tokens:,}, {self.heads} heads of {self.dqk}/{self.dhv}{grouped}{packed}"
 
 
 def uneven_lengths(total: int = TOKENS, shortest: int = 16, longest: int = 3000) -> tuple[int, ...]:
@@ -66,6 +68,8 @@ CASES = (
     packed((32,) * 2048, "2,048 of 32 tokens"),
     packed((4,) * 16_384, "16,384 of 4 tokens"),
     packed(uneven_lengths(), "16 to 3,000"),
+    Case(4, 8192, 128, 128, 64, groups=8),  # Mamba-2 of Nemotron-H
+    Case(4, 8192, 80, 128, 64, groups=1),
 )
 
 
@@ -75,12 +79,11 @@ def calls_of(case: Case, gate: str) -> dict[str, Callable[[], object]]:
 
     import tfla
 
-    sizes = (case.batch, case.tokens, case.heads)
+    def tensor(*width: int, heads: int = 0, mean: float = 0.0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        sizes = (case.batch, case.tokens, heads or case.heads, *width)
+        return (torch.randn(*sizes, device="cuda") + mean).to(dtype).requires_grad_()
 
-    def tensor(*width: int, mean: float = 0.0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        return (torch.randn(*sizes, *width, device="cuda") + mean).to(dtype).requires_grad_()
-
-    inputs = [tensor(case.dqk), tensor(case.dqk), tensor(case.dhv)]
+    inputs = [tensor(case.dqk, heads=case.groups), tensor(case.dqk, heads=case.groups), tensor(case.dhv)]
     inputs += [tensor(mean=-4, dtype=torch.float32), tensor(mean=4.5, dtype=torch.float32)]
     dh = tensor(case.dhv).detach()
     options: dict[str, Any] = {"gate": gate}

@@ -1,5 +1,6 @@
 #include "cli/support/ceilings.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -34,8 +35,12 @@ Operands random_operands(int worker) {
 Copy::Copy(std::size_t bytes, int threads, Device device)
     : from_(bytes, device), to_(bytes, device), threads_(threads) {
   if (device == Device::cuda)
-    recorded_ = gpu_instruments().record(
-        [&](void* stream) { gpu_instruments().copy_on(stream, to_.data(), from_.data(), bytes); });
+    recorded_ = gpu_instruments().record([&](void* stream) {
+      // In pieces: a single copy of a GB runs at two thirds of their rate on an H200.
+      constexpr std::size_t piece = std::size_t{1} << 27;
+      for (std::size_t at = 0; at < bytes; at += piece)
+        gpu_instruments().copy_on(stream, to_.data() + at, from_.data() + at, std::min(piece, bytes - at));
+    });
   else
     std::memset(from_.data(), 1, bytes);
 }

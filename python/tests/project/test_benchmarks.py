@@ -274,11 +274,12 @@ def test_cases_through_torch():
     assert sum(lengths) == through_torch.TOKENS and min(lengths) >= 16 and max(lengths) <= 3000
     assert len(set(lengths)) > 20
     for case in through_torch.CASES:
-        wide = case.heads * case.dqk == 4096 and case.batch == 4
-        assert case.batch * case.tokens == (4 * 8192 if wide else through_torch.TOKENS), case.name
+        half = case.batch == 4
+        assert case.batch * case.tokens == through_torch.TOKENS // (2 if half else 1), case.name
+        assert not case.groups or case.heads % case.groups == 0
         assert not case.lengths or (case.batch == 1 and sum(case.lengths) == case.tokens)
     names = [case.name for case in through_torch.CASES]
-    assert len(set(names)) == len(names) == 15
+    assert len(set(names)) == len(names) == 17
 
 
 def test_table_through_torch():
