@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tfla.lm.model import LanguageModel, check_decodes, check_device
 from tfla.lm.models.base import SequenceState
-from tfla.lm.models.decoding import Weights, feed_forward, normalized
+from tfla.lm.models.decoding import Weights, feed_forward, normalized_product
 from tfla.lm.models.layers import soft_cap
 
 
@@ -64,7 +64,7 @@ class Decoder:
         return torch.autocast(self.device.type, enabled=False)
 
     def _logits(self, x: Tensor) -> Tensor:
-        logits = F.linear(normalized(x, self.norm, self.config.norm_eps), self.head)
+        logits = normalized_product(x, self.norm, self.config.norm_eps, self.head)
         return soft_cap(logits if logits.dtype == torch.float64 else logits.float(), self.config.logit_soft_cap)
 
     def new_states(self, sequences: int) -> list[SequenceState]:

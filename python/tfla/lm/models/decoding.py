@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tfla.lm.models import kernels
 from tfla.lm.models.layers import RMSNorm, SwiGLU
 from tfla.nn.linear import Linear, unchanged
 
@@ -49,9 +50,23 @@ def normalized(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], weight, eps)
 
 
+def normalized_product(x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+    if kernels.few(x):
+        return kernels.product(x, weight, norm=(norm, eps))
+    return F.linear(normalized(x, norm, eps), weight)
+
+
 def add_product(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """x + y weight^T in place: the sum is part of the product, and not one more pass over x."""
-    return x.addmm_(y, weight.t())
+    return kernels.product(y, weight, into=x) if kernels.few(x) else x.addmm_(y, weight.t())
+
+
+def gated_norm(h: Tensor, o: Tensor, weight: Tensor, eps: float, centre: bool) -> Tensor:
+    """sigmoid(o) * norm(h) * weight: h (rows,heads,size), o (rows,heads*size); with `centre` a layer norm, else rms."""
+    if kernels.usable(h):
+        return kernels.gated_norm(h, o, weight, eps, centre)
+    function = F.layer_norm if centre else F.rms_norm
+    return function(h, h.shape[-1:], eps=eps).flatten(-2).mul_(weight).mul_(torch.sigmoid(o))
 
 
 class Layer:
@@ -85,8 +100,16 @@ class FeedForward:
         self.gate_up, self.down = weights(ffn.gate.weight, ffn.up.weight), weights(ffn.down.weight)
 
     def feed(self, x: Tensor) -> Tensor:
-        gate, up = F.linear(normalized(x, self.norm, self.eps), self.gate_up).chunk(2, dim=-1)
-        return add_product(x, F.silu(gate).mul_(up), self.down)
+        return add_product(x, self._hidden(x), self.down)
+
+    def _hidden(self, x: Tensor) -> Tensor:
+        if kernels.few(x):
+            return kernels.product(x, self.gate_up, norm=(self.norm, self.eps), swiglu=True)
+        both = F.linear(normalized(x, self.norm, self.eps), self.gate_up)
+        if kernels.usable(x):
+            return kernels.swiglu(both)
+        gate, up = both.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
 
 
 def feed_forward(norm: RMSNorm, ffn: nn.Module, weights: Weights) -> FeedForward | Layer:

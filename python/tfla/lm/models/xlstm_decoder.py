@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from tfla.lm.models.decoding import Weights, add_product, normalized
+from tfla.lm.models.decoding import Weights, add_product, gated_norm, normalized_product
 from tfla.lm.models.layers import RMSNorm
 from tfla.nn import Linear, MLSTMLayer
 from tfla.nn.cell import MLSTMCell, ScalarGate
@@ -40,7 +38,7 @@ class MLSTMDecoder:
         self.joined = weights(*(projection.weight for projection in projections))
         self.bias = weights.wide(*(gate.bias for gate in gates))
         self.out, self.cell_norm = weights(layer.out.weight), weights(layer.norm_weight)
-        self.layer_norm, self.cell_norm_eps = layer.norm == "layer", layer.norm_eps
+        self.centre, self.cell_norm_eps = layer.norm == "layer", layer.norm_eps
         self.heads, self.dqk, self.dhv = layer.heads, layer.dqk, layer.dhv
         self.sizes = [self.heads * size for size in (self.dqk, self.dqk, self.dhv, self.dhv, 2)]
         self.options: dict[str, Any] = {
@@ -62,16 +60,15 @@ class MLSTMDecoder:
 
     def _inputs(self, x: Tensor) -> tuple[Tensor, ...]:
         """q, k (rows,heads,dqk), v (rows,heads,dhv), i, f (rows,heads) and the output gate (rows,heads*dhv)."""
-        q, k, v, o, gates = F.linear(normalized(x, self.norm, self.eps), self.joined).split(self.sizes, dim=-1)
+        q, k, v, o, gates = normalized_product(x, self.norm, self.eps, self.joined).split(self.sizes, dim=-1)
         # In float32, as the biases are the larger part: `ScalarGate`. The sum casts, without a pass of its own.
         i, f = (gates + self.bias).chunk(2, dim=-1)
         q, k = (y.unflatten(-1, (self.heads, self.dqk)) for y in (q, k))
         return q, k, v.unflatten(-1, (self.heads, self.dhv)), i, f, o
 
     def _outputs(self, x: Tensor, h: Tensor, o: Tensor) -> Tensor:
-        function = F.layer_norm if self.layer_norm else F.rms_norm
-        y = function(h, (self.dhv,), eps=self.cell_norm_eps).flatten(-2)
-        return add_product(x, y.mul_(self.cell_norm).mul_(torch.sigmoid(o)), self.out)
+        y = gated_norm(h, o, self.cell_norm, self.cell_norm_eps, self.centre)
+        return add_product(x, y, self.out)
 
     def new_state(self, sequences: int) -> State:
         dtype = self.bias.dtype
