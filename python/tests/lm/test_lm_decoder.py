@@ -86,7 +86,8 @@ def test_weights_are_cast_once_and_the_model_stays():
     assert all(torch.equal(x, before[name]) and x.dtype == torch.float32 for name, x in model.state_dict().items())
     # What needs no change is not copied.
     same = make_model()
-    assert Decoder(same).head.data_ptr() == same.head.weight.data_ptr()
+    assert Decoder(same).ffns[0].down.data_ptr() == same.blocks[0].ffn.down.weight.data_ptr()
+    assert Decoder(same).embedding.data_ptr() == same.embedding.weight.data_ptr()
     assert Decoder(same, dtype=torch.bfloat16).head.dtype == torch.bfloat16
 
 

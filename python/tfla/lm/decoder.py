@@ -33,7 +33,7 @@ class Decoder:
         where = torch.device(device) if device is not None else model.embedding.weight.device
         check_device(self.config, where)
         weights = Weights(where, self.dtype)
-        self.embedding, self.head = weights(model.embedding.weight), weights(model.head.weight)
+        self.embedding, self.head = weights.cast(model.embedding.weight), weights(model.head.weight)
         self.norm, self.device = weights(model.norm.weight), self.embedding.device
         blocks: list[Any] = list(model.blocks)
         self.mixers = [model.kind.decoder(block.norm_mix, block.mix, weights) for block in blocks]

@@ -6,6 +6,7 @@ products that read or write them.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -86,7 +87,17 @@ if triton is not None:
 
 def usable(x: Tensor) -> bool:
     """Not for float16: its range need not hold what `product` makes of a row before it is divided by its rms."""
-    return triton is not None and x.is_cuda and x.dtype == torch.bfloat16
+    return triton is not None and x.is_cuda and x.dtype == torch.bfloat16 and _compiles(x.device)
+
+
+@functools.cache
+def _compiles(device: torch.device) -> bool:
+    """Triton may be there without what it needs, such as a C compiler, or not know this GPU."""
+    try:
+        swiglu(torch.zeros(1, 2, device=device, dtype=torch.bfloat16))
+    except Exception:
+        return False
+    return True
 
 
 def few(x: Tensor) -> bool:
