@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import tfla.info
 from benchmarks.common.machine import busy_share, cpu_name
 from benchmarks.common.versions import versions
 from benchmarks.lm import generation_check, generation_page, generation_peers, generation_products
@@ -175,7 +176,7 @@ def measure_all(device: torch.device, quick: bool) -> dict[str, Any]:
     return {
         "device": name, "threads": torch.get_num_threads(), "busy": busy, "load": os.getloadavg()[0],
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "versions": versions("tfla", "torch", "triton", "transformers", "xlstm") | {"torch": torch.__version__},
+        "versions": {"tfla": tfla.info.version(), "torch": torch.__version__} | versions("triton", "transformers", "xlstm"),
         "rows": rows, "prefill": prefill,
     }  # fmt: skip
 
