@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import tfla.info
+import tfla
 from benchmarks.common.machine import busy_share, cpu_name
 from benchmarks.common.versions import versions
 from benchmarks.lm import generation_check, generation_page, generation_peers, generation_products
@@ -173,10 +172,11 @@ def measure_all(device: torch.device, quick: bool) -> dict[str, Any]:
         assert model is not None
         rows.append(measure(case, model, device, quick))
         print(json.dumps(rows[-1]), flush=True)
+    made_with = {"tfla": tfla.__version__, "torch": torch.__version__, **versions("triton", "transformers", "xlstm")}
     return {
-        "device": name, "threads": torch.get_num_threads(), "busy": busy, "load": os.getloadavg()[0],
+        "device": name, "threads": torch.get_num_threads(), "busy": busy,
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "versions": {"tfla": tfla.info.version(), "torch": torch.__version__} | versions("triton", "transformers", "xlstm"),
+        "versions": made_with,
         "rows": rows, "prefill": prefill,
     }  # fmt: skip
 

@@ -7,14 +7,15 @@ products that read or write them.
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Any
 
 import torch
 from torch import Tensor
 
 try:
-    import triton
-    import triton.language as tl
+    triton: Any = importlib.import_module("triton")
+    tl: Any = importlib.import_module("triton.language")
 except ImportError:  # as on a CPU
     triton = None
 

@@ -47,16 +47,16 @@ class MLSTMDecoder:
         self.chunk_size = cell.chunk_size
 
     def prefill(self, x: Tensor, state: State | None, cu_seqlens: Tensor | None) -> tuple[Tensor, State]:
-        *inputs, o = self._inputs(x)
+        q, k, v, i, f, o = self._inputs(x)
         h, after = mlstm(
-            *(y[None] for y in inputs), initial_state=state, output_final_state=True, cu_seqlens=cu_seqlens,
-            chunk_size=self.chunk_size, **self.options,
+            q[None], k[None], v[None], i[None], f[None], initial_state=state, output_final_state=True,
+            cu_seqlens=cu_seqlens, chunk_size=self.chunk_size, **self.options,
         )  # fmt: skip
         return self._outputs(x, h[0], o), after
 
     def decode(self, x: Tensor, state: State) -> Tensor:
-        *inputs, o = self._inputs(x)
-        return self._outputs(x, mlstm_step(*inputs, state, **self.options), o)
+        q, k, v, i, f, o = self._inputs(x)
+        return self._outputs(x, mlstm_step(q, k, v, i, f, state, **self.options), o)
 
     def _inputs(self, x: Tensor) -> tuple[Tensor, ...]:
         """q, k (rows,heads,dqk), v (rows,heads,dhv), i, f (rows,heads) and the output gate (rows,heads*dhv)."""
