@@ -13,8 +13,8 @@ from .measured import gpu_within_best
 
 Pairs = Iterable[tuple[str, str]]
 CREDITED = (
-    "Stars: our kernels, credited with the operations that the paper counts at that chunk size, not with those that they "
-    "execute; those are fewer, and so a star can lie above its roof"
+    "Stars: our kernels, credited with the operations that the paper counts at that chunk size, not with those that "
+    "they execute; those are fewer, and so a star can lie above its roof"
 )
 FORMULATIONS = ("chunkwise", "parallel", "recurrent")
 
