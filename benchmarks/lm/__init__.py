@@ -1,1 +1,3 @@
-"""Training steps beside published packages, and the experiments of docs/experiments."""
+"""Measurements of tfla.lm."""
+
+import tfla.lm  # noqa: F401  before torch, whose threads wait as `tfla.lm._waiting` says

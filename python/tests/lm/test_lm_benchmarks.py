@@ -13,7 +13,7 @@ from tfla.lm import checks
 
 sys.path.append(str(ROOT))
 
-from benchmarks.lm import step_time  # noqa: E402
+from benchmarks.lm import generation, generation_check, generation_page, step_time  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = "--device cpu --sizes tiny --layers 1 --vocab 512 --context 128 --batch 1 --steps 1 --no-compile"
@@ -70,3 +70,34 @@ def test_the_batch_is_halved_for_all_where_memory_does_not_suffice(monkeypatch, 
     assert seen == [("exp", 2), ("exp", 1), ("sigmoid", 1)] and [row["batch"] for row in rows] == [1, 1]
     assert checks.out_of_memory(error) and not checks.out_of_memory(RuntimeError("shapes differ"))
     assert not checks.out_of_memory(ValueError("out of memory"))
+
+
+def test_generation_is_measured_and_has_a_page(monkeypatch):
+    monkeypatch.setattr(generation.generation_peers, "PEERS", {"a peer": lambda *given: 1e6, "no peer": lambda: 0})
+    cases = (generation.Case("tiny", 1, "float32", target=0.0, peers=True), generation.Case("tiny", 2, "float32"))
+    monkeypatch.setitem(generation.QUICK, "cpu", cases)
+    result = generation.measure_all(torch.device("cpu"), quick=True)
+    for row, batch in zip(result["rows"], (1, 2), strict=True):
+        model = generation.preset("tiny")
+        with torch.device("meta"):
+            weights = sum(x.numel() for x in generation.LanguageModel(model).parameters()) - model.vocab * model.dim
+        heads, dqk, dhv = model.heads, model.dim // 2 // model.heads, model.dim // model.heads
+        states = 2 * batch * model.layers * heads * (dqk * dhv + dqk + 1)
+        assert row["bytes"] == 4 * (weights + states) and row["greedy_ms"] > 0 and row["sampled_ms"] > 0
+    assert result["rows"][0]["peers_ms"]["a peer"] == 1e6 and "TypeError" in result["rows"][0]["peers_ms"]["no peer"]
+    text = generation_page.page({"cuda": result})
+    assert "| tiny, float32, batch 1 | 0.0 ms |" in text and "**missed**" in text and "**open**" in text
+    assert "faster than a peer | 3 times |" in text and "## On a GPU" in text and "## On a CPU" not in text
+
+
+def test_the_check_of_generation_can_fail(monkeypatch, capsys):
+    assert generation_check.main(torch.device("cpu"), quick=True) == 0
+    decode = generation_check.Decoder.decode
+    monkeypatch.setattr(generation_check.Decoder, "decode", lambda self, *given: 1.1 * decode(self, *given))
+    assert generation_check.main(torch.device("cpu"), quick=True) == 1
+    assert capsys.readouterr().out.split()[-1] == "failed"
+
+
+def test_the_page_of_generation_is_that_of_its_data():
+    data, page = (ROOT / f"docs/benchmarks/generation.{suffix}" for suffix in ("json", "md"))
+    assert page.read_text() == generation_page.page(json.loads(data.read_text()))

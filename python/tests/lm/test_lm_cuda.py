@@ -2,13 +2,16 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from lm_inputs import EOD, PROMPTS, greedy, make_data, small_model, small_recipe
 from lm_worker import options
 from test_cuda import usable
 from test_lm_model import make_model, packed_targets
+from tfla.lm import Decoder
 from tfla.lm.data import make_batch
 from tfla.lm.generate import Sampling, Session, complete, generate
+from tfla.lm.models import kernels
 from tfla.lm.training.metrics import read_log
 from tfla.lm.training.train import Run, train
 from tfla.reference import relative_error
@@ -77,3 +80,85 @@ def test_generation_by_a_graph_is_that_of_the_cpu(tmp_path):
     session.save(tmp_path / "session.pt")
     second = list(generate(Session.load(model, tmp_path / "session.pt"), 7, Sampling(temperature=0)))
     assert [list(row) for row in zip(*first, *second, strict=True)] == expected
+
+
+def test_generation_by_a_graph_is_the_whole_sequence_in_bfloat16():
+    """Logits of the captured step against the model's own over the whole sequence, both in bfloat16 on the GPU."""
+    model, exact = make_model(torch.bfloat16).cuda(), make_model(torch.float64).double()
+    session, texts = Session(model, PROMPTS), [list(prompt) for prompt in PROMPTS]
+    logits = []
+    for row in generate(session, 30, Sampling(temperature=0)):
+        logits.append(session.logits.cpu())
+        texts = [[*text, token] for text, token in zip(texts, row, strict=True)]
+    with torch.no_grad():
+        expected = torch.stack([exact(torch.tensor([text]))[0, -30:] for text in texts], dim=1)
+        plain = torch.stack([model(torch.tensor([text], device="cuda"))[0, -30:] for text in texts], dim=1)
+    # One rounding more or less in every norm and sum.
+    assert relative_error(torch.stack(logits), expected) < 1.25 * relative_error(plain.cpu(), expected)
+
+
+@pytest.mark.parametrize(("rows", "n", "k"), [(1, 33, 70), (3, 64, 512), (16, 4100, 600), (8, 16, 1100), (5, 6, 2048)])
+def test_kernels_of_the_step(rows, n, k):
+    """In bfloat16 against float64. Each rounds its result, and `product` x times the norm's weight before it."""
+    pytest.importorskip("triton")
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def random(*shape, scale=1.0):
+        return (scale * torch.randn(shape, device="cuda", generator=generator)).bfloat16()
+
+    x, norm, into = random(rows, k), random(k), random(rows, n)
+    one, two = random(n, k, scale=k**-0.5), random(2 * n, k, scale=k**-0.5)
+    wide = F.rms_norm(x.double(), (k,), norm.double(), 0.1)
+    gate, up = (wide @ two.double().T).chunk(2, dim=-1)
+    h, o, weight = random(rows, 3, n), random(rows, 3 * n + 8)[:, 4 : 4 + 3 * n], random(3 * n)
+    gated = torch.sigmoid(o.double()) * weight.double()
+    pairs = [
+        (kernels.product(x, one), x.double() @ one.double().T),
+        (kernels.product(x, one, norm=(norm, 0.1)), wide @ one.double().T),
+        (kernels.product(x, two, norm=(norm, 0.1), swiglu=True), F.silu(gate) * up),
+        (kernels.product(x, one, into=into.clone()), into.double() + x.double() @ one.double().T),
+        (kernels.swiglu(two), F.silu(two[:, : k // 2].double()) * two[:, k // 2 :].double()),
+        (kernels.gated_norm(h, o, weight, 0.1, True), gated * F.layer_norm(h.double(), (n,), eps=0.1).flatten(-2)),
+        (kernels.gated_norm(h, o, weight, 0.1, False), gated * F.rms_norm(h.double(), (n,), eps=0.1).flatten(-2)),
+    ]
+    for made, expected in pairs:
+        assert relative_error(made.double().cpu(), expected.cpu()) < 2**-7
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_k=30), Sampling(1.2, top_p=0.9)], ids=str)
+def test_sampling_on_a_gpu_is_reproducible(sampling):
+    decoder = Decoder(make_model(torch.bfloat16), device="cuda")
+    texts = [complete(decoder, PROMPTS, 20, sampling, seed=seed, allowed=300) for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_stop_tokens_and_early_ends_leave_the_state_where_it_was():
+    """The host is behind the GPU, and yet no step is ahead of the tokens that were taken."""
+    model = make_model()
+    decoder, whole = Decoder(model, device="cuda"), [greedy(model, prompt, 12) for prompt in PROMPTS]
+    stop = whole[0][5]
+    cut = [row[: row.index(stop)] if stop in row else row for row in whole]
+    assert complete(decoder, PROMPTS, 12, Sampling(temperature=0), stop={stop}) == cut
+    session = Session(decoder, PROMPTS)
+    rows = generate(session, 12, Sampling(temperature=0))
+    assert [next(rows) for _ in range(4)] == [list(row) for row in zip(*whole, strict=True)][:4]
+    rows.close()
+    with torch.no_grad():
+        texts = [prompt + row[:4] for prompt, row in zip(PROMPTS, whole, strict=True)]
+        expected = torch.stack([model(torch.tensor([text]))[0, -1] for text in texts])
+    assert relative_error(session.logits.cpu(), expected) < 1e-3
+
+
+def test_text_that_is_fed_goes_into_the_captured_states():
+    model = make_model()
+    session, texts = Session(Decoder(model, device="cuda"), PROMPTS), [list(prompt) for prompt in PROMPTS]
+    for round_ in range(2):
+        for row in generate(session, 3, Sampling(temperature=0)):
+            for text, token in zip(texts, row, strict=True):
+                text.append(token)
+        more = [[10 + round_, 11], [12], [13, 14, 15], [16]]
+        session.feed(more)
+        texts = [text + tokens for text, tokens in zip(texts, more, strict=True)]
+    with torch.no_grad():
+        expected = torch.stack([model(torch.tensor([text]))[0, -1] for text in texts])
+    assert relative_error(session.logits.cpu(), expected) < 1e-3

@@ -6,12 +6,14 @@ python -m tfla.lm --help
 from tfla.lm import _moved as _moved
 from tfla.lm import _waiting as _waiting  # before anything that imports torch
 from tfla.lm.config import PRESETS, RECIPES, ModelConfig, Recipe, preset, recipe
+from tfla.lm.decoder import Decoder
 from tfla.lm.model import LanguageModel, Losses
 from tfla.lm.models.layers import Documents
 
 __all__ = [
     "PRESETS",
     "RECIPES",
+    "Decoder",
     "Documents",
     "LanguageModel",
     "Losses",

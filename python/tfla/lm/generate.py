@@ -1,4 +1,7 @@
-"""Text from a model: prompts through the chunkwise kernels, packed, then token by token on states in place."""
+"""Text from a model: prompts through the chunkwise kernels, packed, then token by token on states in place.
+
+`Decoder` has the weights and computes; a `Session` has the states of some sequences; `generate` chooses tokens.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ import torch
 from torch import Tensor
 
 from tfla.lm.checks import is_whole, naming
+from tfla.lm.decoder import Decoder
 from tfla.lm.fields import Count, NotNegative, Range, check_fields, option, to_dict
-from tfla.lm.model import LanguageModel, check_decodes
+from tfla.lm.model import LanguageModel
 from tfla.lm.models.base import ModelConfig, SequenceState
 
 FORMAT = "tfla.lm session"
@@ -45,19 +49,22 @@ class Sampling:
             before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
             dropped = torch.zeros_like(before, dtype=torch.bool).scatter(1, index, before >= self.top_p)
             logits = logits.masked_fill(dropped, float("-inf"))
-        return torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
+        # As torch.multinomial draws, without its checks, for which the host waits until the GPU is done.
+        odds = logits.softmax(-1)
+        return odds.div_(torch.empty_like(odds).exponential_(generator=generator)).argmax(-1)
 
 
 class Session:
     """Sequences in progress: what the model remembers of each, and its logits for the next token.
 
-    session = Session(model, [[256, 100, 101], [256, 97]])   # prompts of any lengths
+    session = Session(Decoder(model), [[256, 100, 101], [256, 97]])   # prompts of any lengths
     token = sampling.choose(session.logits)
     session.advance(token)
     session.save(path); session = Session.load(model, path)
     """
 
-    def __init__(self, model: LanguageModel, prompts: Sequence[Sequence[int]]) -> None:
+    def __init__(self, model: Decoder | LanguageModel, prompts: Sequence[Sequence[int]]) -> None:
+        """model: its decoder, for many sessions; of a model one is made, a copy of most weights, for this alone."""
         self._begin(model)
         empty = [row for row, prompt in enumerate(prompts) if not prompt]
         if not prompts or empty:
@@ -66,18 +73,17 @@ class Session:
         self.states: list[SequenceState] = []
         self.logits = self._prefill(prompts, None)
 
-    def _begin(self, model: LanguageModel) -> None:
-        check_decodes(model.config)
-        self.model = model
-        self.device = next(model.parameters()).device
+    def _begin(self, model: Decoder | LanguageModel) -> None:
+        self.decoder = model if isinstance(model, Decoder) else Decoder(model)
+        self.device = self.decoder.device
         self._graph: Any = None
 
     @torch.inference_mode()
     def _prefill(self, prompts: Sequence[Sequence[int]], states: list[SequenceState] | None) -> Tensor:
-        _check_tokens("prompts", [token for prompt in prompts for token in prompt], self.model.config.vocab)
+        _check_tokens("prompts", [token for prompt in prompts for token in prompt], self.decoder.config.vocab)
         lengths = torch.tensor([0, *map(len, prompts)], device=self.device)
         tokens = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
-        logits, after = self.model.prefill(tokens[None], lengths.cumsum(0).int(), states)
+        logits, after = self.decoder.prefill(tokens, lengths.cumsum(0).int(), states)
         if states is None:
             self.states = after
         else:  # in place: a captured graph works on this memory
@@ -95,10 +101,11 @@ class Session:
     def advance(self, tokens: Tensor) -> None:
         """One token (B) more of every sequence."""
         if self.device.type != "cuda":
-            self.logits = self.model.decode(tokens, self.states)
+            self.logits = self.decoder.decode(tokens, self.states)
             return
         if self._graph is None:
-            self._capture(tokens)
+            with torch.cuda.device(self.device):
+                self._capture(tokens)
         graph, given, logits = self._graph
         given.copy_(tokens)
         graph.replay()
@@ -107,23 +114,27 @@ class Session:
     def _capture(self, tokens: Tensor) -> None:
         """The step as a CUDA graph: at small batches the launches of all layers cost more than their work."""
         given = tokens.clone()
-        before = [state.clone() for state in self.states]
+        # All layers once on one state, before the capture: libraries set themselves up. A capture itself runs nothing.
+        scratch = self.states[0].clone()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # once before the capture: libraries set themselves up
-            self.model.decode(given, self.states)
+        with torch.cuda.stream(stream):
+            self.decoder.decode(given, [scratch] * len(self.states))
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            logits = self.model.decode(given, self.states)
-        for state, old in zip(self.states, before, strict=True):
-            state.copy_(old)
+            logits = self.decoder.decode(given, self.states)
         self._graph = (graph, given, logits)
 
     def save(self, path: Path) -> None:
         """A session that is saved there already is kept until this one is whole."""
         parts = [state.to("cpu")._asdict() for state in self.states]
-        content = {"format": FORMAT, "model": to_dict(self.model.config), "states": parts, "logits": self.logits.cpu()}
+        content = {
+            "format": FORMAT,
+            "model": to_dict(self.decoder.config),
+            "states": parts,
+            "logits": self.logits.cpu(),
+        }
         path = Path(path)
         beside = path.is_file() or not path.exists()  # and not a device, which is nothing to be replaced
         target = path.with_name(f".{path.name}.partial") if beside else path
@@ -137,7 +148,7 @@ class Session:
             raise
 
     @classmethod
-    def load(cls, model: LanguageModel, path: Path) -> Session:
+    def load(cls, model: Decoder | LanguageModel, path: Path) -> Session:
         try:
             content = torch.load(path, map_location="cpu", weights_only=True)
         except FileNotFoundError:
@@ -158,11 +169,11 @@ class Session:
                 raise ValueError(f"tfla: {path} is of a model with {name} {was!r}; this one has {now!r}")
         session = cls.__new__(cls)
         session._begin(model)
-        session.logits, session.states = _saved_tensors(content, model, path)
+        session.logits, session.states = _saved_tensors(content, session.decoder, path)
         return session
 
 
-def _saved_tensors(content: dict[str, Any], model: LanguageModel, path: Path) -> tuple[Tensor, list[SequenceState]]:
+def _saved_tensors(content: dict[str, Any], model: Decoder, path: Path) -> tuple[Tensor, list[SequenceState]]:
     """Logits and states of a saved session on the model's device, as they would be if the model had made them."""
     logits, parts = content.get("logits"), content.get("states")
     if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] != model.config.vocab:
@@ -175,7 +186,7 @@ def _saved_tensors(content: dict[str, Any], model: LanguageModel, path: Path) ->
         if shapes != {name: x.shape for name, x in like._asdict().items()}:
             raise ValueError(f"tfla: the state of layer {layer} in {path} is not one of this model; it is damaged")
         like.copy_(type(like)(**part))
-    return logits.to(next(model.parameters()).device), expected
+    return logits.to(model.device), expected
 
 
 def _check_tokens(name: str, tokens: Collection[int], vocab: int) -> None:
@@ -183,6 +194,26 @@ def _check_tokens(name: str, tokens: Collection[int], vocab: int) -> None:
     for token in tokens:
         if not 0 <= token < vocab:
             raise ValueError(f"tfla: {name} has a token {token!r}; tokens of the model are from 0 to {vocab - 1}")
+
+
+class _Host:
+    """Tokens on their way to the host. They are chosen before a step begins and arrive while it runs: the GPU has work
+    while the host looks at them, and yet no step is begun for a token that nobody has asked for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+
+    def send(self, tokens: Tensor) -> None:
+        self.tokens = tokens
+        if self.cuda:
+            self.tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+            self.tokens.copy_(tokens, non_blocking=True)
+            self.arrived = torch.cuda.current_stream(tokens.device).record_event()
+
+    def receive(self) -> list[int]:
+        if self.cuda:
+            self.arrived.synchronize()
+        return self.tokens.tolist()
 
 
 def generate(
@@ -205,7 +236,7 @@ def generate(
         raise ValueError(f"tfla: seed is {seed!r}; it must be a whole number from 0 to 2^64 - 1")
     if allowed is not None and allowed <= 0:
         raise ValueError(f"tfla: allowed is {allowed}; it must be positive, or None for all tokens")
-    _check_tokens("stop", stop, session.model.config.vocab)
+    _check_tokens("stop", stop, session.decoder.config.vocab)
     if session.logits.isnan().any():
         raise ValueError("tfla: logits of the model are not numbers (NaN); its weights or its state are damaged")
     generator = torch.Generator(session.device).manual_seed(seed)
@@ -216,16 +247,13 @@ def _tokens(
     session: Session, max_tokens: int, sampling: Sampling, stop: Collection[int], allowed: int | None,
     generator: torch.Generator,
 ) -> Iterator[list[int | None]]:  # fmt: skip
-    ended = [False] * session.logits.shape[0]
+    ended, host = [False] * session.logits.shape[0], _Host(session.device)
     for _ in range(max_tokens):
-        logits = session.logits
-        if allowed is not None and allowed < logits.shape[-1]:
-            logits = logits.clone()
-            logits[:, allowed:] = float("-inf")
-        tokens = sampling.choose(logits, generator)
+        tokens = sampling.choose(session.logits[:, :allowed], generator)
+        host.send(tokens)
         session.advance(tokens)
         row: list[int | None] = []
-        for place, token in enumerate(tokens.tolist()):
+        for place, token in enumerate(host.receive()):
             ended[place] = ended[place] or token in stop
             row.append(None if ended[place] else token)
         if all(ended):
@@ -234,7 +262,7 @@ def _tokens(
 
 
 def complete(
-    model: LanguageModel,
+    model: Decoder | LanguageModel,
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
     sampling: Sampling | None = None,

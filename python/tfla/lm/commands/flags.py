@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from tfla.lm.decoder import Decoder
 from tfla.lm.fields import field_types
 from tfla.lm.model import LanguageModel
 from tfla.lm.training.checkpoint import load_model
@@ -82,3 +83,10 @@ def load(path: Path, device: str | None, **changes: Any) -> tuple[LanguageModel,
     where = find_device(device)
     model, meta = load_model(path, torch.bfloat16 if where.type == "cuda" else torch.float32, **changes)
     return model.matrices_in_dtype().to(where).eval(), meta
+
+
+def load_decoder(path: Path, device: str | None) -> tuple[Decoder, dict[str, Any]]:
+    """The same for generation: weights go to the device once, as the decoder has them."""
+    where = find_device(device)
+    model, meta = load_model(path, torch.bfloat16 if where.type == "cuda" else torch.float32)
+    return Decoder(model, device=where), meta

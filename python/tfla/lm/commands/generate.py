@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from tfla.lm.checks import check_output
 from tfla.lm.commands import flags
 from tfla.lm.data import tokenizer as tokens
+from tfla.lm.decoder import Decoder
 from tfla.lm.generate import Sampling, Session, generate
 from tfla.lm.training.checkpoint import find
 
@@ -34,11 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device")
 
 
-def _begin(arguments: argparse.Namespace, model: Any, tokenizer: tokens.Tokenizer) -> Session:
+def _begin(arguments: argparse.Namespace, decoder: Decoder, tokenizer: tokens.Tokenizer) -> Session:
     encoded = tokenizer.encode(arguments.prompts)
     if arguments.state is None:
-        return Session(model, [[tokenizer.eod, *prompt] for prompt in encoded or [[]]])
-    session = Session.load(model, arguments.state)
+        return Session(decoder, [[tokenizer.eod, *prompt] for prompt in encoded or [[]]])
+    session = Session.load(decoder, arguments.state)
     if encoded:
         session.feed(encoded)
     return session
@@ -62,11 +62,11 @@ def _show(prompts: list[str], rows: Iterator[list[int | None]], tokenizer: token
 def run(arguments: argparse.Namespace) -> None:
     check_output("save_state", arguments.save_state)
     sampling = Sampling(**flags.given(arguments, flags.names(Sampling)))
-    model, meta = flags.load(arguments.checkpoint, arguments.device)
+    decoder, meta = flags.load_decoder(arguments.checkpoint, arguments.device)
     if meta["tokenizer"] is None:
         raise ValueError(f"tfla: {arguments.checkpoint} has no tokenizer; import it with --tokenizer")
     tokenizer = tokens.load(meta["tokenizer"], find(arguments.checkpoint), meta["eod"])
-    session = _begin(arguments, model, tokenizer)
+    session = _begin(arguments, decoder, tokenizer)
     stop = {tokenizer.eod, *(arguments.stop_tokens or ())}
     rows = generate(session, arguments.max_tokens, sampling, stop=stop, allowed=meta["tokens"], seed=arguments.seed)
     _show(arguments.prompts or [""] * session.logits.shape[0], rows, tokenizer)

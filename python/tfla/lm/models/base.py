@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from tfla._options import unknown
 from tfla.lm.fields import NotNegative, Positive, Range, check_fields, option
-from tfla.lm.models.layers import Documents
+from tfla.lm.models.decoding import Layer, Weights
+from tfla.lm.models.layers import Documents, RMSNorm
 
 Width = Annotated[int, Range(at_least=1, at_most=2**20)]  # more is a slip of the hand, not a model
 FIRST = "xlstm"  # the kind of a configuration that does not say its own
@@ -194,6 +195,10 @@ class Kind(ABC, Generic[C]):
 
     def keep_states(self, mixer: Any) -> None:
         """From now on forward of this mixer keeps its states for backward."""
+
+    def decoder(self, norm: RMSNorm, mixer: Any, weights: Weights) -> Any:
+        """x + mixer(norm(x)) of a prompt and of one more token, as `Layer` has them, with weights for generation."""
+        return Layer(norm, mixer, weights)
 
     @abstractmethod
     def work(self, config: C, context: int) -> tuple[float, float]:

@@ -13,8 +13,10 @@ from tfla import info
 from tfla._options import Normalizer
 from tfla.lm.fields import Count, NotNegative, Positive, Range, option
 from tfla.lm.models.base import Kind, ModelConfig, Rows, kind_named
+from tfla.lm.models.decoding import Weights
 from tfla.lm.models.init import normal
-from tfla.lm.models.layers import Documents
+from tfla.lm.models.layers import Documents, RMSNorm
+from tfla.lm.models.xlstm_decoder import MLSTMDecoder, joins
 from tfla.lm.models.xlstm_exchange import XLSTMExchange
 from tfla.nn import MLSTMLayer
 
@@ -97,6 +99,9 @@ class XLSTM(Kind[XLSTMConfig]):
 
     def keep_states(self, mixer: MLSTMLayer) -> None:
         mixer.cell.keep = "states"
+
+    def decoder(self, norm: RMSNorm, mixer: MLSTMLayer, weights: Weights) -> Any:
+        return MLSTMDecoder(norm, mixer, weights) if joins(mixer) else super().decoder(norm, mixer, weights)
 
     def work(self, config: XLSTMConfig, context: int) -> tuple[float, float]:
         """k v^T and C^T q of the recurrence, whatever more a chunkwise kernel does."""
