@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from lm_inputs import EOD, PROMPTS, greedy, make_data, small_model, small_recipe
 from lm_worker import options
@@ -11,7 +10,6 @@ from test_lm_model import make_model, packed_targets
 from tfla.lm import Decoder
 from tfla.lm.data import make_batch
 from tfla.lm.generate import Sampling, Session, complete, generate
-from tfla.lm.models import kernels
 from tfla.lm.training.metrics import read_log
 from tfla.lm.training.train import Run, train
 from tfla.reference import relative_error
@@ -95,34 +93,6 @@ def test_generation_by_a_graph_is_the_whole_sequence_in_bfloat16():
         plain = torch.stack([model(torch.tensor([text], device="cuda"))[0, -30:] for text in texts], dim=1)
     # One rounding more or less in every norm and sum.
     assert relative_error(torch.stack(logits), expected) < 1.25 * relative_error(plain.cpu(), expected)
-
-
-@pytest.mark.parametrize(("rows", "n", "k"), [(1, 33, 70), (3, 64, 512), (16, 4100, 600), (8, 16, 1100), (5, 6, 2048)])
-def test_kernels_of_the_step(rows, n, k):
-    """In bfloat16 against float64. Each rounds its result, and `product` x times the norm's weight before it."""
-    pytest.importorskip("triton")
-    generator = torch.Generator("cuda").manual_seed(0)
-
-    def random(*shape, scale=1.0):
-        return (scale * torch.randn(shape, device="cuda", generator=generator)).bfloat16()
-
-    x, norm, into = random(rows, k), random(k), random(rows, n)
-    one, two = random(n, k, scale=k**-0.5), random(2 * n, k, scale=k**-0.5)
-    wide = F.rms_norm(x.double(), (k,), norm.double(), 0.1)
-    gate, up = (wide @ two.double().T).chunk(2, dim=-1)
-    h, o, weight = random(rows, 3, n), random(rows, 3 * n + 8)[:, 4 : 4 + 3 * n], random(3 * n)
-    gated = torch.sigmoid(o.double()) * weight.double()
-    pairs = [
-        (kernels.product(x, one), x.double() @ one.double().T),
-        (kernels.product(x, one, norm=(norm, 0.1)), wide @ one.double().T),
-        (kernels.product(x, two, norm=(norm, 0.1), swiglu=True), F.silu(gate) * up),
-        (kernels.product(x, one, into=into.clone()), into.double() + x.double() @ one.double().T),
-        (kernels.swiglu(two), F.silu(two[:, : k // 2].double()) * two[:, k // 2 :].double()),
-        (kernels.gated_norm(h, o, weight, 0.1, True), gated * F.layer_norm(h.double(), (n,), eps=0.1).flatten(-2)),
-        (kernels.gated_norm(h, o, weight, 0.1, False), gated * F.rms_norm(h.double(), (n,), eps=0.1).flatten(-2)),
-    ]
-    for made, expected in pairs:
-        assert relative_error(made.double().cpu(), expected.cpu()) < 2**-7
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_k=30), Sampling(1.2, top_p=0.9)], ids=str)

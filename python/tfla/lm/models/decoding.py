@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tfla.lm.models import kernels
 from tfla.lm.models.layers import RMSNorm, SwiGLU
 from tfla.nn.linear import Linear, unchanged
 
@@ -57,20 +56,16 @@ def normalized(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def normalized_product(x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
-    if kernels.few(x):
-        return kernels.product(x, weight, norm=(norm, eps))
     return F.linear(normalized(x, norm, eps), weight)
 
 
 def add_product(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """x + y weight^T in place: the sum is part of the product, and not one more pass over x."""
-    return kernels.product(y, weight, into=x) if kernels.few(x) else x.addmm_(y, weight.t())
+    return x.addmm_(y, weight.t())
 
 
 def gated_norm(h: Tensor, o: Tensor, weight: Tensor, eps: float, centre: bool) -> Tensor:
     """sigmoid(o) * norm(h) * weight: h (rows,heads,size), o (rows,heads*size); with `centre` a layer norm, else rms."""
-    if kernels.usable(h):
-        return kernels.gated_norm(h, o, weight, eps, centre)
     function = F.layer_norm if centre else F.rms_norm
     return function(h, h.shape[-1:], eps=eps).flatten(-2).mul_(weight).mul_(torch.sigmoid(o))
 
@@ -109,11 +104,7 @@ class FeedForward:
         return add_product(x, self._hidden(x), self.down)
 
     def _hidden(self, x: Tensor) -> Tensor:
-        if kernels.few(x):
-            return kernels.product(x, self.gate_up, norm=(self.norm, self.eps), swiglu=True)
         both = F.linear(normalized(x, self.norm, self.eps), self.gate_up)
-        if kernels.usable(x):
-            return kernels.swiglu(both)
         gate, up = both.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
 
