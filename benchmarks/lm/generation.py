@@ -25,7 +25,7 @@ from torch import Tensor
 import tfla
 from benchmarks.common.machine import busy_share, cpu_name
 from benchmarks.common.versions import versions
-from benchmarks.lm import generation_check, generation_page, generation_peers, generation_products
+from benchmarks.lm import generation_check, generation_page, generation_peers
 from tfla.lm import Decoder, LanguageModel, preset
 from tfla.lm.generate import Sampling, Session, generate
 from tfla.lm.training.parallel import find_device
@@ -172,7 +172,7 @@ def measure_all(device: torch.device, quick: bool) -> dict[str, Any]:
         assert model is not None
         rows.append(measure(case, model, device, quick))
         print(json.dumps(rows[-1]), flush=True)
-    made_with = {"tfla": tfla.__version__, "torch": torch.__version__, **versions("triton", "transformers", "xlstm")}
+    made_with = {"tfla": tfla.__version__, "torch": torch.__version__, **versions("transformers", "xlstm")}
     return {
         "device": name, "threads": torch.get_num_threads(), "busy": busy,
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -188,18 +188,12 @@ def main() -> int:
     parser.add_argument("--device", help="cpu or cuda (default: cuda where there is one)")
     parser.add_argument("--quick", action="store_true", help="a small model and few tokens; writes nothing")
     parser.add_argument("--check", action="store_true", help="compare tokens and logits with the plain model instead")
-    parser.add_argument("--products", action="store_true", help="time the products of a step alone instead, on a GPU")
     parser.add_argument("--page", action="store_true", help="only the page, from the folder's JSON file")
     parser.add_argument("--out", type=Path, default=OUT, help="the folder (docs/benchmarks)")
     given = parser.parse_args()
     file = given.out / "generation.json"
     if given.check:
         return generation_check.main(find_device(given.device), given.quick)
-    if given.products:
-        if not torch.cuda.is_available():
-            parser.error("--products needs a GPU")
-        print(generation_products.report(preset("1.4b")))
-        return 0
     if not given.page:
         device = find_device(given.device)
         result = measure_all(device, given.quick)
