@@ -43,7 +43,7 @@ class Case:
     @property
     def name(self) -> str:
         packed = f" packed {self.note}" if self.lengths else ""
-        grouped = f" in {self.groups} groups" if self.groups else ""
+        grouped = f" with {self.groups} of q and k" if self.groups else ""
         return f"{self.batch} x {self.tokens:,}, {self.heads} heads of {self.dqk}/{self.dhv}{grouped}{packed}"
 
 

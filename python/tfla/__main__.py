@@ -6,7 +6,6 @@ import argparse
 import importlib.metadata
 import importlib.util
 import platform
-import re
 import sys
 from itertools import takewhile
 from typing import Any
@@ -24,13 +23,15 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _kernels(plan: str) -> str:
+def _kernels(plan: str, device: info.Device) -> str:
     """The kernels of a plan in one line. For a GPU a plan has a line for each, with what it is compiled for."""
     lines = plan.splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith("kernels"))
     listed = [lines[first].removeprefix("kernels"), *takewhile(lambda line: line.startswith(" "), lines[first + 1 :])]
-    kernels = [re.split(r" {2,}", line.strip(), maxsplit=1) for line in listed]
-    return ", ".join(f"{name} ({', '.join(rest)})" if rest else name for name, *rest in kernels)
+    if device == "cpu":
+        return listed[0].strip()
+    kernels = [line.split(maxsplit=1) for line in listed]
+    return ", ".join(f"{name} ({', '.join(rest)})" for name, *rest in kernels)
 
 
 def _plans(device: info.Device) -> list[str]:
@@ -40,7 +41,7 @@ def _plans(device: info.Device) -> list[str]:
     for operation in operations:
         shape: dict[str, Any] = SHAPE if operation != "step" else SHAPE | {"tokens": 1}
         plan = info.describe(operation, dtype=dtype, device=device, **shape)
-        lines.append(f"  {operation:9} {dtype}: {_kernels(plan)}")
+        lines.append(f"  {operation:9} {dtype}: {_kernels(plan, device)}")
     return lines
 
 

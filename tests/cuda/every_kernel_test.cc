@@ -24,7 +24,7 @@ TEST_P(EveryKernel, WithinBounds) {
   const Case& c = small.c;
   if (small.kernels == Kernels::hopper) {
     if (backend(Device::cuda).facts().capability != 90) GTEST_SKIP() << "tfla: this GPU is not a Hopper";
-    EXPECT_EQ(check_on_hopper(c, true, {}, small.norms).segments > 1, small.segments);
+    EXPECT_EQ(check_on_hopper(c, {}, small.norms).segments > 1, small.segments);
     return;
   }
   const Execution portable{.device = Device::cuda, .portable = true};

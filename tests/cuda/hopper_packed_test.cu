@@ -132,7 +132,7 @@ void check_packed_shapes(DType dtype) {
       EXPECT_FALSE(runs_on_hopper(plan(Problem(c).forward(), on_gpu))) << label(c);
       continue;
     }
-    check_on_hopper(c, shape.qk_heads == shape.heads);
+    check_on_hopper(c);
   }
 }
 
@@ -158,7 +158,7 @@ TEST_F(Cuda, PackedFloat16InEveryRegimeOnHopper) {
       c.regime = regime;
       c.options.gate = gates[number++ % std::size(gates)];
       c.initial_state = c.last_state_grad = number % 2 == 0;
-      check_on_hopper(c, true);
+      check_on_hopper(c);
     }
 }
 
@@ -186,7 +186,7 @@ TEST_F(Cuda, PackedFloat16RangesOnHopper) {
     Case c = packed_case(range.lengths, 2, 2, range.dqk, range.dhv, DType::float16);
     c.regime = Regime::randn;
     SCOPED_TRACE(testing::Message() << "k " << range.k << " v " << range.v);
-    const Plan chosen = check_on_hopper(c, true, [&](Problem& problem) {
+    const Plan chosen = check_on_hopper(c, [&](Problem& problem) {
       const MlstmBackward& args = problem.backward();
       change(args.k, range.k);
       change(args.v, range.v);
@@ -207,7 +207,7 @@ void check_packed_norm_gradients(DType dtype) {
     c.options.normalizer = Normalizer::max;
     c.options.exact_normalizer_grad = exact;
     c.options.keep = shape.states ? Keep::states : Keep::nothing;
-    check_on_hopper(c, true, {}, true);
+    check_on_hopper(c, {}, true);
   }
 }
 

@@ -38,7 +38,7 @@ class Cuda : public ::testing::Test {
 
 // Runs a case against the reference, on the kernels of Hopper. prepare changes its inputs. dn_last: where there is a
 // gradient of the last state, one of n too, which takes other kernels. Returns the plan of forward.
-Plan check_on_hopper(const testkit::Case& c, bool gradients, const std::function<void(testkit::Problem&)>& prepare = {},
+Plan check_on_hopper(const testkit::Case& c, const std::function<void(testkit::Problem&)>& prepare = {},
                      bool dn_last = false);
 
 }  // namespace tfla::test
