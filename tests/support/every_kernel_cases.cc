@@ -225,8 +225,8 @@ void add_steps(std::vector<SmallCase>& all) {
 
 std::vector<SmallCase> small_cases() {
   std::vector<SmallCase> all;
-  for (const auto add :
-       {add_widths, add_norms, add_segments, add_on_chip, add_groups, add_runs, add_second_turns, add_portable, add_steps})
+  for (const auto add : {add_widths, add_norms, add_segments, add_on_chip, add_groups, add_runs, add_second_turns,
+                         add_portable, add_steps})
     add(all);
   return all;
 }

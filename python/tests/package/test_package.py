@@ -9,6 +9,7 @@ import pytest
 
 import tfla
 from tfla import info
+from tfla.__main__ import _kernels
 
 
 def python(*arguments: str, **options: Any) -> subprocess.CompletedProcess:
@@ -98,6 +99,17 @@ def test_versions_agree():
 def test_describe():
     assert "chunkwise" in info.describe("forward", tokens=100, dqk=8, dhv=8)
     assert "step" in info.describe("step", dqk=8, dhv=8, dtype="bfloat16")
+
+
+def test_program_lists_every_kernel():
+    """Of a plan for a GPU too, which has a line for each, whatever GPU is here."""
+    shape: dict[str, Any] = {"tokens": 4096, "heads": 4, "dqk": 128, "dhv": 256, "dtype": "bfloat16"}
+    plan = info.describe("backward", **shape, keep="denominators", device="cuda", gpu="H200")
+    listed = [part.split("(")[0].strip() for part in _kernels(plan, "cuda").split("), ")]
+    assert listed[0] == "gates" and listed[-1] == "grad_gates" and "grad_segment_totals" in listed
+    assert all(f"{name} " in plan for name in listed) and len(listed) == len(set(listed)) >= 6
+    own = info.describe("forward", **shape)
+    assert f"kernels         {_kernels(own, 'cpu')}\n" in own
 
 
 def test_program():

@@ -282,4 +282,6 @@ def test_the_self_check_of_an_installation_passes():
     result = subprocess.run([sys.executable, "-m", "tfla"], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     assert re.search(r"cuda +(\d+) of \1 checks against float64 passed", result.stdout)
-    assert re.search(r"forward +bfloat16: gates \(.*\), .*forward \(", result.stdout)  # all kernels, not the first alone
+    assert re.search(
+        r"forward +bfloat16: gates \(.*\), .*forward \(", result.stdout
+    )  # all kernels, not the first alone
