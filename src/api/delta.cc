@@ -12,11 +12,11 @@ namespace tfla {
 
 namespace {
 
-void check_device(const Execution& execution) {
-  if (execution.device == Device::cuda) {
-    throw Unavailable("tfla: the delta rule has no CUDA kernels yet; use the device cpu");
-  }
-  validate_execution(execution);
+// Throws Unavailable where the build has no such backend.
+const DeltaBackend& delta_backend(Device device) {
+  if (device == Device::cpu) return cpu_delta_backend();
+  backend(device).check_available();
+  return *cuda_delta_backend();
 }
 
 template <class Args>
