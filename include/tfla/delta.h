@@ -98,11 +98,14 @@ struct DeltaPlan {
   DeltaOptions options = {};
   DType compute = DType::float32;  // float64 for float64 inputs, else float32
   int threads = 1;                 // no more than there is work for
-  Launches launches = {};
+  DeviceFacts gpu = {};            // cuda: what it was made for
+  Launches launches = {};          // cuda: once for each slice
 
   std::int64_t tile = 0;   // tokens of one set of matrix products, and of one triangular system
   std::int64_t chunk = 0;  // spacing of the states that backward stores: a whole number of tiles
-  std::int64_t panel = 0;  // columns of the state that a thread takes at a time: they do not depend on each other
+  std::int64_t panel = 0;  // columns of the state that a thread, or a CTA, takes at a time: they do not depend on each
+                           // other
+  std::int64_t slices = 1;  // cuda: parts of the heads that backward takes one after the other, in the same scratch
 
   std::size_t scratch_bytes = 0;
   double flops = 0;         // of the matrix products, masked halves of tiles included
@@ -121,7 +124,7 @@ struct DeltaPlan {
 [[nodiscard]] DeltaPlan delta_plan(const DeltaBackward& args, const Execution& execution = {});
 [[nodiscard]] DeltaPlan delta_plan(const DeltaStep& args, const Execution& execution = {});
 
-// Validate, plan, allocate scratch, run. On the CPU: there are no CUDA kernels, and the device cuda is refused.
+// Validate, plan, allocate scratch, run.
 void delta_forward(const DeltaForward& args, const Execution& execution = {});
 void delta_backward(const DeltaBackward& args, const Execution& execution = {});
 void delta_step(const DeltaStep& args, const Execution& execution = {});

@@ -12,16 +12,19 @@ namespace tfla {
 
 namespace {
 
-void check_device(const Execution& execution) {
-  if (execution.device == Device::cuda) {
-    throw Unavailable("tfla: the delta rule has no CUDA kernels yet; use the device cpu");
-  }
-  validate_execution(execution);
+// Throws Unavailable where the build has no such backend.
+const DeltaBackend& delta_backend(Device device) {
+  (void)backend(device);
+  return device == Device::cpu ? cpu_delta_backend() : *cuda_delta_backend();
+}
+
+void check_current_gpu(const Execution& execution) {
+  if (execution.gpu) refuse("tfla: execution.gpu is given; it is for plans, and a call runs on the current GPU");
 }
 
 template <class Args>
 DeltaPlan plan_of(Operation operation, const Args& args, const Execution& execution) {
-  check_device(execution);
+  validate_execution(execution);
   return make_delta_plan(operation, validate(args, execution.device), args.options, execution);
 }
 
@@ -38,7 +41,7 @@ void check_call(const DeltaPlan& plan, Operation operation, const Args& args, st
 
 DeltaPlan delta_plan(Operation operation, const DeltaShape& shape, const DeltaOptions& options,
                      const Execution& execution) {
-  check_device(execution);
+  validate_execution(execution);
   validate_options(options, operation);
   validate_shape(shape);
   return make_delta_plan(operation, shape, options, execution);
@@ -56,31 +59,34 @@ DeltaPlan delta_plan(const DeltaStep& args, const Execution& execution) {
 
 void delta_forward(const DeltaForward& args, const DeltaPlan& plan, std::span<std::byte> scratch, void* stream) {
   check_call(plan, Operation::forward, args, scratch);
-  cpu_delta_backend().forward(args, plan, scratch.data(), stream);
+  delta_backend(plan.device).forward(args, plan, scratch.data(), stream);
 }
 void delta_backward(const DeltaBackward& args, const DeltaPlan& plan, std::span<std::byte> scratch, void* stream) {
   check_call(plan, Operation::backward, args, scratch);
-  cpu_delta_backend().backward(args, plan, scratch.data(), stream);
+  delta_backend(plan.device).backward(args, plan, scratch.data(), stream);
 }
 void delta_step(const DeltaStep& args, const DeltaPlan& plan, std::span<std::byte> scratch, void* stream) {
   check_call(plan, Operation::step, args, scratch);
-  cpu_delta_backend().step(args, plan, scratch.data(), stream);
+  delta_backend(plan.device).step(args, plan, scratch.data(), stream);
 }
 
 void delta_forward(const DeltaForward& args, const Execution& execution) {
+  check_current_gpu(execution);
   const DeltaPlan plan = delta_plan(args, execution);
   const OwnScratch scratch(plan.device, plan.scratch_bytes, execution.stream);
-  cpu_delta_backend().forward(args, plan, scratch.data(), execution.stream);
+  delta_backend(plan.device).forward(args, plan, scratch.data(), execution.stream);
 }
 void delta_backward(const DeltaBackward& args, const Execution& execution) {
+  check_current_gpu(execution);
   const DeltaPlan plan = delta_plan(args, execution);
   const OwnScratch scratch(plan.device, plan.scratch_bytes, execution.stream);
-  cpu_delta_backend().backward(args, plan, scratch.data(), execution.stream);
+  delta_backend(plan.device).backward(args, plan, scratch.data(), execution.stream);
 }
 void delta_step(const DeltaStep& args, const Execution& execution) {
+  check_current_gpu(execution);
   const DeltaPlan plan = delta_plan(args, execution);
   const OwnScratch scratch(plan.device, plan.scratch_bytes, execution.stream);
-  cpu_delta_backend().step(args, plan, scratch.data(), execution.stream);
+  delta_backend(plan.device).step(args, plan, scratch.data(), execution.stream);
 }
 
 }  // namespace tfla

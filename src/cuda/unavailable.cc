@@ -1,8 +1,10 @@
 // What stands in for the CUDA backend in a build without it.
 #include "plan/backend.h"
+#include "plan/delta_backend.h"
 
 namespace tfla {
 
 const Backend* cuda_backend() { return nullptr; }
+const DeltaBackend* cuda_delta_backend() { return nullptr; }
 
 }  // namespace tfla

@@ -14,6 +14,7 @@ struct DeltaBackend {
 };
 
 [[nodiscard]] const DeltaBackend& cpu_delta_backend();
+[[nodiscard]] const DeltaBackend* cuda_delta_backend();  // null in a build without CUDA
 [[nodiscard]] std::size_t cpu_scratch_bytes(const DeltaPlan& plan);
 
 }  // namespace tfla

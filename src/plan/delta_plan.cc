@@ -12,6 +12,7 @@
 #include "plan/cost/plan_cost.h"
 #include "plan/cpu_sizes.h"
 #include "plan/delta_backend.h"
+#include "plan/delta_cuda.h"
 
 namespace tfla {
 
@@ -148,8 +149,10 @@ void check_countable(const DeltaPlan& plan) {
   const double tokens = static_cast<double>(shape.longest) + 8 * static_cast<double>(plan.tile + plan.chunk) + 64;
   const double states = static_cast<double>(ceil_div(std::max<std::int64_t>(shape.longest, 1), plan.chunk)) +
                         static_cast<double>(plan.chunk / plan.tile) + 4;
+  const bool cuda = plan.device == Device::cuda;
+  const double copies = cuda ? 3 * static_cast<double>(shape.sequences) * static_cast<double>(shape.heads) : plan.threads;
   const double bytes =
-      plan.threads * (tokens * (dims + static_cast<double>(plan.tile)) * 32 + states * state_bytes(plan)) +
+      copies * (tokens * (dims + static_cast<double>(plan.tile)) * 32 + states * state_bytes(plan)) +
       static_cast<double>(shape.sequences) * static_cast<double>(shape.heads) * 32;
   if (bytes < 0x1p60) return;
   refuse(
@@ -157,8 +160,14 @@ void check_countable(const DeltaPlan& plan) {
                   shape.dqk, shape.dhv, shape.tokens));
 }
 
-const char* describe_pass(Operation operation) {
-  switch (operation) {
+std::string describe_pass(const DeltaPlan& plan) {
+  if (plan.device == Device::cuda) {
+    std::string all;
+    for (const Launch& launch : plan.launches)
+      all += fmt::format("{}{}", all.empty() ? "" : ", ", name(static_cast<DeltaKernel>(launch.kernel)));
+    return all;
+  }
+  switch (plan.operation) {
     case Operation::forward: return "residuals, outputs, states, tile by tile";
     case Operation::backward: return "states and residuals, then gradients from the last tile to the first";
     case Operation::step: return "step";
@@ -176,10 +185,16 @@ DeltaPlan make_delta_plan(Operation operation, const DeltaShape& shape, const De
                  .options = options,
                  .compute = shape.dtype == DType::float64 ? DType::float64 : DType::float32,
                  .threads = execution.threads > 0 ? execution.threads : cpu_threads()};
-  choose_ranges(plan);
+  const bool cuda = plan.device == Device::cuda;
+  if (cuda) plan.gpu = execution.gpu ? *execution.gpu : backend(Device::cuda).facts();
+  cuda ? choose_cuda_ranges(plan) : choose_ranges(plan);
   check_countable(plan);
-  plan.launches.add({.kernel = static_cast<std::uint8_t>(operation)});
-  plan.scratch_bytes = cpu_scratch_bytes(plan);
+  if (cuda) {
+    plan_delta_cuda(plan);
+  } else {
+    plan.launches.add({.kernel = static_cast<std::uint8_t>(operation)});
+    plan.scratch_bytes = cpu_scratch_bytes(plan);
+  }
   count(plan);
   return plan;
 }
@@ -196,13 +211,16 @@ std::string describe(const DeltaPlan& plan) {
                             shape.sequences, shape.qk_heads, shape.heads, shape.dqk, shape.dhv));
   line("types", fmt::format("tensors {}, gates {}, arithmetic {}", name(shape.dtype), name(shape.gate_dtype),
                             name(plan.compute)));
-  line("device", fmt::format("cpu, {} thread{}", plan.threads, plan.threads == 1 ? "" : "s"));
-  line("kernels", describe_pass(plan.operation));
+  const bool cuda = plan.device == Device::cuda;
+  line("device", cuda ? fmt::format("cuda, sm_{}, {} multiprocessors", plan.gpu.capability, plan.gpu.multiprocessors)
+                      : fmt::format("cpu, {} thread{}", plan.threads, plan.threads == 1 ? "" : "s"));
+  line("kernels", describe_pass(plan));
   if (plan.operation != Operation::step) {
     line("chunk size", fmt::format("{} tokens between stored states", plan.chunk));
     line("tile", fmt::format("{} tokens per set of matrix products and triangular system", plan.tile));
   }
-  if (plan.operation != Operation::backward)
+  if (plan.slices > 1) line("slices", fmt::format("{} parts of the heads, one after the other", plan.slices));
+  if (cuda || plan.operation != Operation::backward)
     line("panel", fmt::format("{} columns of the state at a time", plan.panel));
   line("scratch", fmt::format("{} bytes ({:.1f} % of the call's tensors)", plan.scratch_bytes,
                               tensors > 0 ? 100.0 * static_cast<double>(plan.scratch_bytes) / tensors : 0.0));

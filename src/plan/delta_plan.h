@@ -8,4 +8,8 @@ namespace tfla {
 [[nodiscard]] DeltaPlan make_delta_plan(Operation operation, const DeltaShape& shape, const DeltaOptions& options,
                                         const Execution& execution);
 
+// The device cuda: token ranges; launches, slices and scratch.
+void choose_cuda_ranges(DeltaPlan& plan);
+void plan_delta_cuda(DeltaPlan& plan);
+
 }  // namespace tfla

@@ -60,6 +60,7 @@ struct DeltaCase {
   bool last_state = true;        // forward is asked for it
   bool last_state_grad = false;  // feeds a gradient into the last state
   int threads = 1;
+  Device device = Device::cpu;
   std::uint64_t seed = 1;
 };
 

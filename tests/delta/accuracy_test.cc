@@ -208,6 +208,7 @@ std::string case_name(const ::testing::TestParamInfo<DeltaCase>& info) {
 class DeltaAccuracy : public ::testing::TestWithParam<DeltaCase> {};
 
 TEST_P(DeltaAccuracy, WithinBounds) {
+  if (const std::string reason = why_unavailable(GetParam().device); !reason.empty()) GTEST_SKIP() << reason;
   DeltaProblem problem(GetParam());
   const DeltaJudge judge(problem);
   EXPECT_TRUE(judge.within_bounds(run_forward(problem)));
@@ -221,6 +222,7 @@ class DeltaStepAccuracy : public ::testing::TestWithParam<DeltaCase> {};
 // One token after another in one call, and T calls of one token.
 TEST_P(DeltaStepAccuracy, WithinBounds) {
   const DeltaCase& c = GetParam();
+  if (const std::string reason = why_unavailable(c.device); !reason.empty()) GTEST_SKIP() << reason;
   DeltaProblem problem(c);
   const DeltaJudge judge(problem);
   const DeltaForward& f = problem.forward;
@@ -234,7 +236,7 @@ TEST_P(DeltaStepAccuracy, WithinBounds) {
                         .h = f.h,
                         .state = f.last_state,
                         .options = f.options};
-  delta_step(whole, {.threads = c.threads});
+  delta_step(whole, {.device = c.device, .threads = c.threads});
   const Snapshot at_once = snapshot(outputs(whole));
   EXPECT_TRUE(judge.within_bounds(at_once));
   EXPECT_TRUE(problem.surroundings_intact());
@@ -243,7 +245,7 @@ TEST_P(DeltaStepAccuracy, WithinBounds) {
     DeltaStep one = whole;
     for (TensorView* view : {&one.q, &one.k, &one.v, &one.beta, &one.g}) *view = slice(*view, 1, t, 1);
     one.h = slice(one.h, 1, t, 1);
-    delta_step(one, {.threads = c.threads});
+    delta_step(one, {.device = c.device, .threads = c.threads});
   }
   EXPECT_TRUE(judge.within_bounds(snapshot(outputs(whole))));
   EXPECT_TRUE(problem.surroundings_intact());
@@ -256,6 +258,17 @@ std::vector<DeltaCase> for_step(std::vector<DeltaCase> all) {
   return all;
 }
 
+// The same tables on a GPU.
+std::vector<DeltaCase> on_cuda(std::vector<DeltaCase> all) {
+  for (DeltaCase& c : all) c.device = Device::cuda;
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(CudaPairs, DeltaAccuracy, ::testing::ValuesIn(on_cuda(cases(full))), case_name);
+INSTANTIATE_TEST_SUITE_P(CudaRegimes, DeltaAccuracy, ::testing::ValuesIn(on_cuda(regimes(300, {64, 48}))), case_name);
+INSTANTIATE_TEST_SUITE_P(CudaLong, DeltaAccuracy, ::testing::ValuesIn(on_cuda(long_cases())), case_name);
+INSTANTIATE_TEST_SUITE_P(CudaPairs, DeltaStepAccuracy, ::testing::ValuesIn(on_cuda(for_step(cases(full)))), case_name);
+INSTANTIATE_TEST_SUITE_P(CudaLong, DeltaStepAccuracy, ::testing::ValuesIn(on_cuda(for_step(long_cases()))), case_name);
 INSTANTIATE_TEST_SUITE_P(Pairs, DeltaAccuracy, ::testing::ValuesIn(cases(full)), case_name);
 INSTANTIATE_TEST_SUITE_P(Small, DeltaAccuracy, ::testing::ValuesIn(cases(few)), case_name);
 INSTANTIATE_TEST_SUITE_P(Regimes, DeltaAccuracy, ::testing::ValuesIn(regimes(300, {64, 48})), case_name);

@@ -8,15 +8,23 @@ Snapshot snapshot(const Outputs& views) {
   return taken_now;
 }
 
+namespace {
+
+Execution execution_of(const DeltaProblem& problem) {
+  return {.device = problem.description.device, .threads = problem.description.threads};
+}
+
+}  // namespace
+
 Snapshot run_forward(DeltaProblem& problem) {
   problem.poison();
-  delta_forward(problem.forward, {.threads = problem.description.threads});
+  delta_forward(problem.forward, execution_of(problem));
   return snapshot(outputs(problem.forward));
 }
 
 Snapshot run_backward(DeltaProblem& problem) {
   problem.poison();
-  delta_backward(problem.backward, {.threads = problem.description.threads});
+  delta_backward(problem.backward, execution_of(problem));
   return snapshot(outputs(problem.backward));
 }
 

@@ -1,0 +1,88 @@
+#include "plan/delta_cuda.h"
+
+#include <algorithm>
+
+#include "plan/cost/plan_cost.h"
+#include "plan/delta_plan.h"
+
+namespace tfla {
+
+namespace {
+
+// What the scratch of backward may take of the memory of the call's tensors, where heads can be taken in turn.
+constexpr double scratch_share = 4;
+
+void add(DeltaPlan& plan, DeltaKernel kernel) {
+  plan.launches.add({.kernel = static_cast<std::uint8_t>(kernel)});
+}
+
+std::size_t scratch_of(const DeltaPlan& plan) {
+  Arena arena;
+  if (plan.compute == DType::float64) {
+    (void)DeltaScratch<double>(arena, plan);
+  } else {
+    (void)DeltaScratch<float>(arena, plan);
+  }
+  return arena.used();
+}
+
+// As few as memory asks for, and no more than leave two CTAs to every multiprocessor.
+void choose_slices(DeltaPlan& plan) {
+  const DeltaShape& shape = plan.shape;
+  const double budget = scratch_share * tensor_bytes(plan.operation, shape);
+  const double panels = static_cast<double>(ceil_div(shape.dhv, plan.panel)) * static_cast<double>(shape.sequences) *
+                        static_cast<double>(shape.heads);
+  while (plan.slices < shape.qk_heads && static_cast<double>(scratch_of(plan)) > budget &&
+         panels / static_cast<double>(2 * plan.slices) >= 2.0 * plan.gpu.multiprocessors)
+    plan.slices = std::min(2 * plan.slices, shape.qk_heads);
+}
+
+}  // namespace
+
+const char* name(DeltaKernel kernel) {
+  switch (kernel) {
+    case DeltaKernel::norms: return "norms";
+    case DeltaKernel::padding: return "padding";
+    case DeltaKernel::forward: return "forward";
+    case DeltaKernel::states: return "states";
+    case DeltaKernel::grad_states: return "grad_states";
+    case DeltaKernel::gradients: return "gradients";
+    case DeltaKernel::sum_heads: return "sum_heads";
+    case DeltaKernel::sum_tokens: return "sum_tokens";
+    case DeltaKernel::step: return "step";
+  }
+  return "";
+}
+
+void choose_cuda_ranges(DeltaPlan& plan) {
+  const std::int64_t longest = std::max<std::int64_t>(plan.shape.longest, 1), block = delta_block(plan.compute);
+  constexpr std::int64_t step_columns = 32;
+  plan.threads = 1;
+  if (plan.operation == Operation::step) {
+    plan.tile = plan.chunk = 1;
+    plan.panel = step_columns;
+    return;
+  }
+  // States lie a tile apart, so that all tiles of backward run side by side.
+  const std::int64_t wanted = plan.options.chunk_size > 0 ? plan.options.chunk_size : block;
+  const std::int64_t chunk = std::min(wanted, longest);
+  plan.tile = plan.chunk = ceil_div(chunk, ceil_div(chunk, block));
+  plan.panel = block;
+}
+
+void plan_delta_cuda(DeltaPlan& plan) {
+  if (plan.operation == Operation::step) return add(plan, DeltaKernel::step);
+  if (plan.shape.packed) add(plan, DeltaKernel::padding);
+  if (plan.options.normalize_qk) add(plan, DeltaKernel::norms);
+  if (plan.operation == Operation::forward) {
+    add(plan, DeltaKernel::forward);
+  } else {
+    choose_slices(plan);
+    for (const DeltaKernel kernel : {DeltaKernel::states, DeltaKernel::grad_states, DeltaKernel::gradients,
+                                     DeltaKernel::sum_heads, DeltaKernel::sum_tokens})
+      add(plan, kernel);
+  }
+  plan.scratch_bytes = scratch_of(plan);
+}
+
+}  // namespace tfla
