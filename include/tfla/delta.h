@@ -101,10 +101,10 @@ struct DeltaPlan {
   DeviceFacts gpu = {};            // cuda: what it was made for
   Launches launches = {};          // cuda: once for each slice
 
-  std::int64_t tile = 0;   // tokens of one set of matrix products, and of one triangular system
-  std::int64_t chunk = 0;  // spacing of the states that backward stores: a whole number of tiles
-  std::int64_t panel = 0;  // columns of the state that a thread, or a CTA, takes at a time: they do not depend on each
-                           // other
+  std::int64_t tile = 0;    // tokens of one set of matrix products, and of one triangular system
+  std::int64_t chunk = 0;   // spacing of the states that backward stores: a whole number of tiles
+  std::int64_t panel = 0;   // columns of the state that a thread, or a CTA, takes at a time: they do not depend on each
+                            // other
   std::int64_t slices = 1;  // cuda: parts of the heads that backward takes one after the other, in the same scratch
 
   std::size_t scratch_bytes = 0;
@@ -124,7 +124,7 @@ struct DeltaPlan {
 [[nodiscard]] DeltaPlan delta_plan(const DeltaBackward& args, const Execution& execution = {});
 [[nodiscard]] DeltaPlan delta_plan(const DeltaStep& args, const Execution& execution = {});
 
-// Validate, plan, allocate scratch, run.
+// Validate, plan, allocate scratch, run. On the CPU: the device cuda is refused (docs/delta.md).
 void delta_forward(const DeltaForward& args, const Execution& execution = {});
 void delta_backward(const DeltaBackward& args, const Execution& execution = {});
 void delta_step(const DeltaStep& args, const Execution& execution = {});

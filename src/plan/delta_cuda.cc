@@ -12,9 +12,7 @@ namespace {
 // What the scratch of backward may take of the memory of the call's tensors, where heads can be taken in turn.
 constexpr double scratch_share = 4;
 
-void add(DeltaPlan& plan, DeltaKernel kernel) {
-  plan.launches.add({.kernel = static_cast<std::uint8_t>(kernel)});
-}
+void add(DeltaPlan& plan, DeltaKernel kernel) { plan.launches.add({.kernel = static_cast<std::uint8_t>(kernel)}); }
 
 std::size_t scratch_of(const DeltaPlan& plan) {
   Arena arena;
@@ -32,7 +30,7 @@ void choose_slices(DeltaPlan& plan) {
   const double budget = scratch_share * tensor_bytes(plan.operation, shape);
   const double panels = static_cast<double>(ceil_div(shape.dhv, plan.panel)) * static_cast<double>(shape.sequences) *
                         static_cast<double>(shape.heads);
-  while (plan.slices < shape.qk_heads && static_cast<double>(scratch_of(plan)) > budget &&
+  while (plan.slices<shape.qk_heads&& static_cast<double>(scratch_of(plan))> budget &&
          panels / static_cast<double>(2 * plan.slices) >= 2.0 * plan.gpu.multiprocessors)
     plan.slices = std::min(2 * plan.slices, shape.qk_heads);
 }

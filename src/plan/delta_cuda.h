@@ -30,7 +30,8 @@ enum class DeltaKernel : std::uint8_t {
 // Upper bound of the number of tiles. Those of a packed sequence are counted from start / tile + its number.
 [[nodiscard]] inline std::int64_t delta_tiles(const DeltaPlan& plan) {
   const DeltaShape& shape = plan.shape;
-  return shape.packed ? shape.tokens / plan.tile + shape.sequences : shape.sequences * ceil_div(shape.tokens, plan.tile);
+  return shape.packed ? shape.tokens / plan.tile + shape.sequences
+                      : shape.sequences * ceil_div(shape.tokens, plan.tile);
 }
 
 // Scratch of a call. Real: float, or double for float64 tensors.

@@ -150,10 +150,10 @@ void check_countable(const DeltaPlan& plan) {
   const double states = static_cast<double>(ceil_div(std::max<std::int64_t>(shape.longest, 1), plan.chunk)) +
                         static_cast<double>(plan.chunk / plan.tile) + 4;
   const bool cuda = plan.device == Device::cuda;
-  const double copies = cuda ? 3 * static_cast<double>(shape.sequences) * static_cast<double>(shape.heads) : plan.threads;
-  const double bytes =
-      copies * (tokens * (dims + static_cast<double>(plan.tile)) * 32 + states * state_bytes(plan)) +
-      static_cast<double>(shape.sequences) * static_cast<double>(shape.heads) * 32;
+  const double copies =
+      cuda ? 3 * static_cast<double>(shape.sequences) * static_cast<double>(shape.heads) : plan.threads;
+  const double bytes = copies * (tokens * (dims + static_cast<double>(plan.tile)) * 32 + states * state_bytes(plan)) +
+                       static_cast<double>(shape.sequences) * static_cast<double>(shape.heads) * 32;
   if (bytes < 0x1p60) return;
   refuse(
       fmt::format("tfla: q has head dimension {} and v has {} over {} tokens; scratch for that does not fit in memory",

@@ -11,7 +11,8 @@ Snapshot snapshot(const Outputs& views) {
 namespace {
 
 Execution execution_of(const DeltaProblem& problem) {
-  return {.device = problem.description.device, .threads = problem.description.threads};
+  const Device device = problem.description.device;
+  return {.device = device, .threads = problem.description.threads, .portable = device == Device::cuda};
 }
 
 }  // namespace

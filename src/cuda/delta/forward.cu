@@ -162,7 +162,7 @@ void launch_states(const Call<typename Config<T>::Real>& call, cudaStream_t stre
   launch<T, false>("delta states", call, stream);
 }
 
-#define TFLA_INSTANTIATE(T)                                                               \
+#define TFLA_INSTANTIATE(T)                                                             \
   template void launch_forward<T>(const Call<typename Config<T>::Real>&, cudaStream_t); \
   template void launch_states<T>(const Call<typename Config<T>::Real>&, cudaStream_t)
 TFLA_FOR_EACH_TYPE(TFLA_INSTANTIATE);

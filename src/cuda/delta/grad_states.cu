@@ -43,8 +43,7 @@ struct GradTile {
         [&](int j, int t) { return shared.square[t * Size::pitch + j]; }, [&](int c, int t) { return dh(t, c); });
     if (!zero) {
       multiply<Along::depth, Along::outer>(
-          dw, shared.slab, tile.count, panel.width, dims.dqk,
-          [&](int t, int d) { return gates.abar[t] * k(t, d); },
+          dw, shared.slab, tile.count, panel.width, dims.dqk, [&](int t, int d) { return gates.abar[t] * k(t, d); },
           [&](int c, int d) { return dC[static_cast<std::int64_t>(d) * dims.dhv + c]; });
     }
     dw.each(tile.count, panel.width, [&](int, int t, int c, Real sum) { shared.dV[t * Size::pitch + c] = sum; });
@@ -88,9 +87,8 @@ __device__ __forceinline__ void pass_through(const Call<Real>& call, const Panel
   if (to.data == nullptr) return;
   const Real* last = from.data == nullptr ? nullptr : carried<Real>(from, panel.sequence, panel.head, panel.first);
   Real* first = carried<Real>(to, panel.sequence, panel.head, panel.first);
-  each_of_state(call.dims.dqk, panel.width, Block<Real>::size, [&](int d, int c) {
-    first[d * to.row + c] = last == nullptr ? Real{0} : last[d * from.row + c];
-  });
+  each_of_state(call.dims.dqk, panel.width, Block<Real>::size,
+                [&](int d, int c) { first[d * to.row + c] = last == nullptr ? Real{0} : last[d * from.row + c]; });
 }
 
 template <class T>

@@ -41,7 +41,7 @@ struct TileGradients {
   const Tile& tile;
   Keys<T> q, k;
   Rows<T> dh;
-  const Real *r, *dX;        // the tile's first rows
+  const Real *r, *dX;  // the tile's first rows
   const Real *C, *dC;
   bool zero_C, zero_dC;  // and memory is not initialised
 
@@ -144,7 +144,8 @@ struct TileGradients {
       const double slope = write_slope(call.rules.write, raw_beta(call, tile.batch, token, tile.head));
       const double gradient = sum_parts(0, t) * slope;
       with_gate(call.tensors.dbeta, call.rules.beta_type, [&](auto* data) {
-        data[gate_at(call.tensors.dbeta, tile.batch, token, tile.head)] = narrow<std::decay_t<decltype(*data)>>(gradient);
+        data[gate_at(call.tensors.dbeta, tile.batch, token, tile.head)] =
+            narrow<std::decay_t<decltype(*data)>>(gradient);
       });
     }
     __syncthreads();
@@ -174,12 +175,12 @@ struct TileGradients {
     const auto rows = [&](int d, int j) { return x(j, first + d); };
     if (transposed) {
       multiply<Along::outer, Along::outer>(
-          sums, shared.slab, tile.count, cols, tile.count,
-          [&](int j, int t) { return square[t * Size::pitch + j]; }, rows);
+          sums, shared.slab, tile.count, cols, tile.count, [&](int j, int t) { return square[t * Size::pitch + j]; },
+          rows);
     } else {
       multiply<Along::depth, Along::outer>(
-          sums, shared.slab, tile.count, cols, tile.count,
-          [&](int t, int j) { return square[t * Size::pitch + j]; }, rows);
+          sums, shared.slab, tile.count, cols, tile.count, [&](int t, int j) { return square[t * Size::pitch + j]; },
+          rows);
     }
   }
   __device__ __forceinline__ void store(const Sums<Real>& sums, Real* to, int first, int cols) const {
@@ -346,8 +347,8 @@ void launch_gradients(const Call<typename Config<T>::Real>& call, cudaStream_t s
   using Real = typename Config<T>::Real;
   const std::int64_t ctas = call.dims.tiles * call.dims.heads;
   if (ctas == 0) return;
-  launch_blocks("delta gradients", gradients_kernel<T>, ctas, threads,
-                static_cast<int>(sizeof(GradientsShared<Real>)), stream, call);
+  launch_blocks("delta gradients", gradients_kernel<T>, ctas, threads, static_cast<int>(sizeof(GradientsShared<Real>)),
+                stream, call);
 }
 
 #define TFLA_INSTANTIATE(T) template void launch_gradients<T>(const Call<typename Config<T>::Real>&, cudaStream_t)

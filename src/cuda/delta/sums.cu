@@ -62,8 +62,7 @@ __global__ void __launch_bounds__(threads) norms_kernel(Call<typename Config<T>:
 // Tokens before the first sequence and behind the last one.
 template <class Real>
 __device__ __forceinline__ bool is_padding(const Call<Real>& call, std::int64_t token) {
-  return call.cu_seqlens != nullptr &&
-         (token < boundary(call, 0) || token >= boundary(call, call.dims.sequences));
+  return call.cu_seqlens != nullptr && (token < boundary(call, 0) || token >= boundary(call, call.dims.sequences));
 }
 
 template <class T>
@@ -74,9 +73,8 @@ __global__ void __launch_bounds__(threads) padding_kernel(Call<typename Config<T
   const auto clear_gate = [&](const Strided& gate, GateType type, std::int64_t token) {
     if (gate.data == nullptr) return;
     for (int head = static_cast<int>(threadIdx.x); head < dims.heads; head += threads) {
-      with_gate(gate, type, [&](auto* data) {
-        data[gate_at(gate, 0, token, head)] = narrow<std::decay_t<decltype(*data)>>(0.0);
-      });
+      with_gate(gate, type,
+                [&](auto* data) { data[gate_at(gate, 0, token, head)] = narrow<std::decay_t<decltype(*data)>>(0.0); });
     }
   };
   for (std::int64_t token = begin; token < begin + padding_tokens && token < dims.tokens; ++token) {
@@ -154,8 +152,7 @@ __global__ void __launch_bounds__(threads) sum_tokens_kernel(Call<Real> call) {
       if (threadIdx.x < half) parts[threadIdx.x] += parts[threadIdx.x + half];
     }
     if (threadIdx.x > 0) return;
-    with_gate(to, type,
-              [&](auto* data) { data[head * to.head] = narrow<std::decay_t<decltype(*data)>>(parts[0]); });
+    with_gate(to, type, [&](auto* data) { data[head * to.head] = narrow<std::decay_t<decltype(*data)>>(parts[0]); });
   };
   add_up(call.scratch.dA_log, call.tensors.dA_log, call.rules.A_log_type);
   add_up(call.scratch.ddt_bias, call.tensors.ddt_bias, call.rules.dt_bias_type);
@@ -188,7 +185,7 @@ void launch_sum_tokens(const Call<Real>& call, cudaStream_t stream) {
     launch_blocks("delta sum_tokens", sum_tokens_kernel<Real>, call.dims.heads, threads, 0, stream, call);
 }
 
-#define TFLA_INSTANTIATE(T)                                                              \
+#define TFLA_INSTANTIATE(T)                                                             \
   template void launch_norms<T>(const Call<typename Config<T>::Real>&, cudaStream_t);   \
   template void launch_padding<T>(const Call<typename Config<T>::Real>&, cudaStream_t); \
   template void launch_sum_heads<T>(const Call<typename Config<T>::Real>&, cudaStream_t)

@@ -12,7 +12,7 @@ namespace tfla::cuda::delta {
 // One sequence. A dense batch has one per row.
 struct Sequence {
   int batch;
-  std::int64_t token;       // the first, in its row of the batch
+  std::int64_t token;  // the first, in its row of the batch
   std::int64_t length;
   std::int64_t first_tile;  // its number
 };
@@ -110,8 +110,7 @@ __device__ void load_gates(const Call<Real>& call, const Tile& tile, Gates<Real>
   __syncthreads();
   if (t < tile.count) {
     const std::int64_t token = tile.token + t;
-    gates.beta[t] =
-        static_cast<Real>(write_strength(call.rules.write, raw_beta(call, tile.batch, token, tile.head)));
+    gates.beta[t] = static_cast<Real>(write_strength(call.rules.write, raw_beta(call, tile.batch, token, tile.head)));
     gates.log_decay[t] = log_decay(call, tile.batch, token, tile.head);
     const std::int64_t norm =
         (tile.batch * call.dims.tokens + token) * call.dims.qk_heads + tile.head / call.dims.group;
