@@ -258,6 +258,7 @@ std::vector<DeltaCase> for_step(std::vector<DeltaCase> all) {
   return all;
 }
 
+#ifdef TFLA_TEST_CUDA
 // The same tables on a GPU.
 std::vector<DeltaCase> on_cuda(std::vector<DeltaCase> all) {
   for (DeltaCase& c : all) c.device = Device::cuda;
@@ -269,6 +270,8 @@ INSTANTIATE_TEST_SUITE_P(CudaRegimes, DeltaAccuracy, ::testing::ValuesIn(on_cuda
 INSTANTIATE_TEST_SUITE_P(CudaLong, DeltaAccuracy, ::testing::ValuesIn(on_cuda(long_cases())), case_name);
 INSTANTIATE_TEST_SUITE_P(CudaPairs, DeltaStepAccuracy, ::testing::ValuesIn(on_cuda(for_step(cases(full)))), case_name);
 INSTANTIATE_TEST_SUITE_P(CudaLong, DeltaStepAccuracy, ::testing::ValuesIn(on_cuda(for_step(long_cases()))), case_name);
+#endif
+
 INSTANTIATE_TEST_SUITE_P(Pairs, DeltaAccuracy, ::testing::ValuesIn(cases(full)), case_name);
 INSTANTIATE_TEST_SUITE_P(Small, DeltaAccuracy, ::testing::ValuesIn(cases(few)), case_name);
 INSTANTIATE_TEST_SUITE_P(Regimes, DeltaAccuracy, ::testing::ValuesIn(regimes(300, {64, 48})), case_name);
