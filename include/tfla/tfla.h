@@ -8,6 +8,7 @@
 #include "tfla/error.h"
 #include "tfla/mlstm.h"
 #include "tfla/plan.h"
+#include "tfla/ssd.h"
 #include "tfla/tensor_view.h"
 
 namespace tfla {

@@ -17,13 +17,6 @@ void check_gate(const char* name, const TensorView& view, const DeltaShape& shap
   check_dtype(name, view, floats);
 }
 
-// A number per head.
-void check_per_head(const char* name, const TensorView& view, const DeltaShape& shape) {
-  if (!view.given()) return;
-  check_tensor(name, view, {shape.heads}, "(H)", LastAxis::any);
-  check_dtype(name, view, floats);
-}
-
 // q, k, v and the gates: what all three operations read. The shape is that of a dense batch.
 template <class Args>
 DeltaShape check_inputs(const Args& args) {
@@ -52,22 +45,13 @@ DeltaShape check_inputs(const Args& args) {
   if (args.g.given()) check_gate("g", args.g, shape);
   if (args.A_log.given() && !args.g.given()) refuse("tfla: A_log is given without g, which it says how to read");
   if (args.dt_bias.given() && !args.A_log.given()) refuse("tfla: dt_bias is given without A_log; they go together");
-  check_per_head("A_log", args.A_log, shape);
-  check_per_head("dt_bias", args.dt_bias, shape);
+  if (args.A_log.given()) check_per_head("A_log", args.A_log, shape);
+  if (args.dt_bias.given()) check_per_head("dt_bias", args.dt_bias, shape);
   return shape;
 }
 
 void check_optional_state(const char* name, const TensorView& view, const DeltaShape& shape) {
   if (view.given()) check_state_C(name, view, shape.sequences, shape);
-}
-
-// A gradient of an optional input is given where that is.
-bool has_gradient(const char* name, const TensorView& gradient, const char* input_name, const TensorView& input) {
-  if (gradient.given() != input.given()) {
-    refuse(fmt::format("tfla: {} is {} and {} is {}; both must be given, or neither", name,
-                       gradient.given() ? "given" : "missing", input_name, input.given() ? "given" : "missing"));
-  }
-  return gradient.given();
 }
 
 template <class Args>

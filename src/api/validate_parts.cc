@@ -30,6 +30,19 @@ void check_values(const char* name, const TensorView& view, const MlstmShape& sh
   check_same_dtype(name, view, "q", shape.dtype);
 }
 
+void check_per_head(const char* name, const TensorView& view, const MlstmShape& shape) {
+  check_tensor(name, view, {shape.heads}, "(H)", LastAxis::any);
+  check_dtype(name, view, floats);
+}
+
+bool has_gradient(const char* name, const TensorView& gradient, const char* input_name, const TensorView& input) {
+  if (gradient.given() != input.given()) {
+    refuse(fmt::format("tfla: {} is {} and {} is {}; both must be given, or neither", name,
+                       gradient.given() ? "given" : "missing", input_name, input.given() ? "given" : "missing"));
+  }
+  return gradient.given();
+}
+
 void check_state_part(std::string_view name, const TensorView& view, const MlstmShape& shape,
                       std::initializer_list<std::int64_t> extents, const char* axes, LastAxis last_axis) {
   check_tensor(name, view, extents, axes, last_axis);

@@ -22,6 +22,13 @@ inline constexpr std::initializer_list<DType> integers = {DType::int32, DType::i
 void check_keys(const char* name, const TensorView& view, const MlstmShape& shape);
 void check_values(const char* name, const TensorView& view, const MlstmShape& shape);
 
+// A number per head.
+void check_per_head(const char* name, const TensorView& view, const MlstmShape& shape);
+
+// A gradient of an optional input is given where that is. Whether both are.
+[[nodiscard]] bool has_gradient(const char* name, const TensorView& gradient, const char* input_name,
+                                const TensorView& input);
+
 // Of a state: any part, and C.
 void check_state_part(std::string_view name, const TensorView& view, const MlstmShape& shape,
                       std::initializer_list<std::int64_t> extents, const char* axes, LastAxis last_axis);

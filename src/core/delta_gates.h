@@ -20,11 +20,6 @@ TFLA_HOST_DEVICE Real write_slope(WriteGate gate, Real x) {
   return gate == WriteGate::sigmoid ? slope : 2 * slope;
 }
 
-template <class Real>
-TFLA_HOST_DEVICE Real softplus(Real x) {
-  return -log_sigmoid(-x);
-}
-
 // A decay of minus infinity is a reset. A finite one resets just as well, and keeps sums of logarithms finite: exp of
 // this is 0 in every type.
 inline constexpr double least_log_decay = -800;

@@ -86,6 +86,11 @@ TFLA_HOST_DEVICE Real log_sigmoid(Real x) {
 }
 
 template <class Real>
+TFLA_HOST_DEVICE Real softplus(Real x) {
+  return -log_sigmoid(-x);
+}
+
+template <class Real>
 TFLA_HOST_DEVICE Real soft_cap(Real cap, Real x) {
   return cap * std::tanh(x / cap);
 }

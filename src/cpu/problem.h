@@ -25,6 +25,28 @@ struct Sequence {
   return {index, 0, begin, read_index(cu_seqlens, index + 1) - begin, begin};
 }
 
+// Gates made of a time step, as the state space dual has them (stages/time_step.h): i of the problem holds dt, f nothing.
+struct TimeStep {
+  TensorView A;        // [H]
+  TensorView bias;     // [H]    optional
+  TensorView seq_idx;  // [B,T]  optional
+  bool softplus = false;
+  double least = 0;
+  double most = 0;
+  // Of backward, [H,tokens]: what the gradients of A and of the bias are sums of.
+  double* A_terms = nullptr;
+  double* bias_terms = nullptr;
+};
+
+// What follows the outputs of a scan without a denominator (stages/epilogue.h): (h + D v) silu(z).
+struct Epilogue {
+  TensorView D;        // [H] or [H,dhv]  optional
+  TensorView z;        // [B,T,H,dhv]     optional
+  TensorView ungated;  // [B,T,H,dhv]     backward: h + D v, where z is given
+
+  [[nodiscard]] bool given() const { return D.given() || z.given(); }
+};
+
 struct Problem {
   const Plan& plan;
   Settings settings;
@@ -35,6 +57,8 @@ struct Problem {
   TensorView f;  // [B,T,H]
   MlstmState initial_state;
   TensorView cu_seqlens;
+  const TimeStep* time_step = nullptr;  // none: i and f are gates of the family of `settings`
+  Epilogue epilogue = {};
 
   [[nodiscard]] std::int64_t heads() const { return plan.shape.heads; }
   [[nodiscard]] std::int64_t group() const { return plan.shape.heads / plan.shape.qk_heads; }
@@ -44,8 +68,9 @@ struct Problem {
 };
 
 struct ForwardOutputs {
-  MutableTensorView h;           // [B,T,H,dhv]
-  MutableMlstmState last_state;  // optional
+  MutableTensorView h;             // [B,T,H,dhv]
+  MutableMlstmState last_state;    // optional
+  MutableTensorView ungated = {};  // [B,T,H,dhv]  optional: h before silu(z) of the epilogue
 };
 
 struct BackwardTensors {

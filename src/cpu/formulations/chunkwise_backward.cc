@@ -202,8 +202,8 @@ void dstates_at_spans(const Problem& problem, const BackwardTensors& tensors, co
       const std::int64_t offset = head * problem.tokens() + sequence.packed + tile.begin;
       const Matrix<const Real> Q = load_tile(problem.q, tile, head / problem.group(), buffers.q, 0, plan.shape.dqk);
       const Matrix<Real> Qb = dense(buffers.qb, tile.size(), plan.shape.dqk);
-      const Matrix<Real> dHt =
-          load_scaled(tensors.dh, tile, head, gates.inverse, buffers.dht, columns.first, columns.width);
+      const Matrix<Real> dHt = load_output_gradients(problem, tensors.dh, tile, gates.inverse, buffers.epilogue,
+                                                     buffers.dht, columns.first, columns.width);
       scale_rows(static_cast<Real>(problem.settings.scale), gates.qbar, Q, Qb);
       retreat<Real>(gates.qbar[tile.size() - 1], Qb, dHt, problem.settings.exact ? scratch.deta + offset : nullptr,
                     dstate);

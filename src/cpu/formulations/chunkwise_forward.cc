@@ -37,7 +37,7 @@ void span_outputs(const Problem& problem, const Span& span, std::int64_t first, 
         denominators(problem, scratch.gates, sequence, tile.head, token, end, worker.heads[x].norm);
       }
       const TileKeys<Real> keys = load_keys(problem, tile, worker.operands, columns);
-      tile_outputs(problem, tile, keys, gates, states[x], worker.tile, outputs.h);
+      tile_outputs(problem, tile, keys, gates, states[x], worker.tile, outputs);
       if (state_is_used) advance(keys, gates, states[x], states[x]);
     }
     token = end;

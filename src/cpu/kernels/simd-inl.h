@@ -122,6 +122,35 @@ HWY_ATTR void log_sigmoid(double* x, int64_t n) {
   });
 }
 
+HWY_ATTR void log(double* x, int64_t n) {
+  transform(x, n,
+            [](auto d, auto value) HWY_ATTR { return hn::IfThenElse(hn::IsNaN(value), value, hn::Log(d, value)); });
+}
+
+template <class D, class V>
+HWY_INLINE V sigmoid(D d, V x) {
+  const auto decay = exp_keeping_nan(d, hn::Neg(hn::Abs(x)));
+  const auto one = hn::Set(d, hn::TFromD<D>{1});
+  return hn::Div(hn::IfThenElse(hn::Lt(x, hn::Zero(d)), decay, one), hn::Add(one, decay));
+}
+
+template <class Real>
+HWY_INLINE void silu(Real* x, int64_t n) {
+  transform(x, n, [](auto d, auto value) HWY_ATTR { return hn::Mul(value, sigmoid(d, value)); });
+}
+
+// silu'(z) = s (1 + z (1 - s)) with s = sigmoid(z).
+template <class Real>
+HWY_INLINE void silu_gradient(const Real* HWY_RESTRICT z, const Real* HWY_RESTRICT u, const Real* HWY_RESTRICT dy,
+                              Real* HWY_RESTRICT dz, int64_t n) {
+  for (int64_t j = 0; j < n; ++j) dz[j] = z[j];
+  transform(dz, n, [](auto d, auto value) HWY_ATTR {
+    const auto s = sigmoid(d, value), one = hn::Set(d, hn::TFromD<decltype(d)>{1});
+    return hn::Mul(s, hn::MulAdd(value, hn::Sub(one, s), one));
+  });
+  for (int64_t j = 0; j < n; ++j) dz[j] *= u[j] * dy[j];
+}
+
 template <class Real>
 HWY_INLINE void exp_shifted(Real scale, double shift, const double* x, Real* out, int64_t n) {
   for (int64_t j = 0; j < n; ++j) out[j] = static_cast<Real>(shift + x[j]);
@@ -184,6 +213,11 @@ HWY_INLINE double weigh(Real factor, const Real* HWY_RESTRICT weights, const Rea
 template <class Real>
 HWY_INLINE void multiply(const Real* HWY_RESTRICT x, Real* HWY_RESTRICT out, int64_t n) {
   for (int64_t j = 0; j < n; ++j) out[j] *= x[j];
+}
+
+template <class Real>
+HWY_INLINE void add_product(const Real* HWY_RESTRICT x, const Real* HWY_RESTRICT y, Real* HWY_RESTRICT out, int64_t n) {
+  for (int64_t j = 0; j < n; ++j) out[j] += x[j] * y[j];
 }
 
 // The sum of term(j) for j in [0, n): eight independent sums, so that the compiler may keep them in vectors.
@@ -319,6 +353,29 @@ HWY_INLINE void step_panel(Decay<Real> decay, const Real* input, const Real* q, 
   for (; r < rows; ++r) step_rows<1>(decay, input + r, q + r, v, C + r * stride, stride, h, cols);
 }
 
+template <class Real>
+HWY_INLINE Real step_row(Decay<Real> decay, Real weight, const Real* HWY_RESTRICT k, const Real* HWY_RESTRICT q,
+                         Real* HWY_RESTRICT S, int64_t n) {
+  const hn::ScalableTag<Real> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  auto even = hn::Zero(d), odd = hn::Zero(d);
+  const auto update = [&](auto tag, int64_t j, auto sum) HWY_ATTR {
+    const auto added = hn::Mul(hn::Set(tag, weight), hn::LoadU(tag, k + j));
+    const auto updated = decayed(tag, decay, hn::LoadU(tag, S + j), added);
+    hn::StoreU(updated, tag, S + j);
+    return hn::MulAdd(hn::LoadU(tag, q + j), updated, sum);
+  };
+  int64_t j = 0;
+  for (; j + 2 * lanes <= n; j += 2 * lanes) {
+    even = update(d, j, even);
+    odd = update(d, j + lanes, odd);
+  }
+  const hn::CappedTag<Real, 1> one;
+  auto rest = hn::Zero(one);
+  for (; j < n; ++j) rest = update(one, j, rest);
+  return hn::GetLane(hn::SumOfLanes(d, hn::Add(even, odd))) + hn::GetLane(rest);
+}
+
 template <int Rows, class Real>
 HWY_INLINE void add_rows(const Real* HWY_RESTRICT weights, const Real* HWY_RESTRICT C, int64_t stride,
                          Real* HWY_RESTRICT out, int64_t cols) {
@@ -358,6 +415,14 @@ HWY_INLINE void weighted_rows(const Real* weights, const Real* C, int64_t stride
     return weigh(factor, weights, more, x, n);                                                                        \
   }                                                                                                                   \
   HWY_ATTR void multiply_##suffix(const Real* x, Real* out, int64_t n) { multiply(x, out, n); }                       \
+  HWY_ATTR void add_product_##suffix(const Real* x, const Real* y, Real* out, int64_t n) { add_product(x, y, out, n); } \
+  HWY_ATTR void silu_##suffix(Real* x, int64_t n) { silu(x, n); }                                                     \
+  HWY_ATTR void silu_gradient_##suffix(const Real* z, const Real* u, const Real* dy, Real* dz, int64_t n) {           \
+    silu_gradient(z, u, dy, dz, n);                                                                                   \
+  }                                                                                                                   \
+  HWY_ATTR Real step_row_##suffix(Decay<Real> decay, Real weight, const Real* k, const Real* q, Real* S, int64_t n) { \
+    return step_row(decay, weight, k, q, S, n);                                                                       \
+  }                                                                                                                   \
   HWY_ATTR double add_products_##suffix(const Real* x, const Real* y, double* columns, int64_t n) {                   \
     return add_products(x, y, columns, n);                                                                            \
   }                                                                                                                   \

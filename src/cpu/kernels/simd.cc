@@ -16,6 +16,7 @@ HWY_EXPORT(load_f16);
 HWY_EXPORT(store_bf16);
 HWY_EXPORT(store_f16);
 HWY_EXPORT(soft_cap);
+HWY_EXPORT(log);
 HWY_EXPORT(log_sigmoid);
 HWY_EXPORT(target);
 
@@ -49,6 +50,7 @@ void store(double factor, const double* from, void* to, DType /*float64*/, std::
 }
 
 void soft_cap(double cap, double* x, std::int64_t n) { HWY_DYNAMIC_DISPATCH(soft_cap)(cap, x, n); }
+void log(double* x, std::int64_t n) { HWY_DYNAMIC_DISPATCH(log)(x, n); }
 void log_sigmoid(double* x, std::int64_t n) { HWY_DYNAMIC_DISPATCH(log_sigmoid)(x, n); }
 const char* target_name() { return HWY_DYNAMIC_DISPATCH(target)(); }
 
@@ -60,6 +62,10 @@ const char* target_name() { return HWY_DYNAMIC_DISPATCH(target)(); }
   HWY_EXPORT(dot_##suffix);                                                                                         \
   HWY_EXPORT(weigh_##suffix);                                                                                       \
   HWY_EXPORT(multiply_##suffix);                                                                                    \
+  HWY_EXPORT(add_product_##suffix);                                                                                 \
+  HWY_EXPORT(silu_##suffix);                                                                                        \
+  HWY_EXPORT(silu_gradient_##suffix);                                                                               \
+  HWY_EXPORT(step_row_##suffix);                                                                                    \
   HWY_EXPORT(add_products_##suffix);                                                                                \
   HWY_EXPORT(step_vector_##suffix);                                                                                 \
   HWY_EXPORT(step_panel_##suffix);                                                                                  \
@@ -81,6 +87,16 @@ const char* target_name() { return HWY_DYNAMIC_DISPATCH(target)(); }
     return HWY_DYNAMIC_DISPATCH(weigh_##suffix)(factor, weights, more, x, n);                                       \
   }                                                                                                                 \
   void multiply(const Real* x, Real* out, std::int64_t n) { HWY_DYNAMIC_DISPATCH(multiply_##suffix)(x, out, n); }   \
+  void add_product(const Real* x, const Real* y, Real* out, std::int64_t n) {                                       \
+    HWY_DYNAMIC_DISPATCH(add_product_##suffix)(x, y, out, n);                                                       \
+  }                                                                                                                 \
+  void silu(Real* x, std::int64_t n) { HWY_DYNAMIC_DISPATCH(silu_##suffix)(x, n); }                                 \
+  void silu_gradient(const Real* z, const Real* u, const Real* dy, Real* dz, std::int64_t n) {                      \
+    HWY_DYNAMIC_DISPATCH(silu_gradient_##suffix)(z, u, dy, dz, n);                                                  \
+  }                                                                                                                 \
+  Real step_row(Decay<Real> decay, Real weight, const Real* k, const Real* q, Real* S, std::int64_t n) {            \
+    return HWY_DYNAMIC_DISPATCH(step_row_##suffix)(decay, weight, k, q, S, n);                                      \
+  }                                                                                                                 \
   double add_products(const Real* x, const Real* y, double* columns, std::int64_t n) {                              \
     return HWY_DYNAMIC_DISPATCH(add_products_##suffix)(x, y, columns, n);                                           \
   }                                                                                                                 \

@@ -18,6 +18,7 @@ void store(double scale, const double* from, void* to, DType dtype, std::int64_t
 // Gates, always in double: their cumulative sums reach the hundreds, and float32 would lose five digits of exp.
 void soft_cap(double cap, double* x, std::int64_t n);  // x = cap tanh(x / cap)
 void log_sigmoid(double* x, std::int64_t n);           // x = log sigmoid(x)
+void log(double* x, std::int64_t n);                   // x = log x of normal numbers
 
 // out_j = scale exp(shift + x_j); the sum is taken in double, so only its result is rounded. In place is fine.
 void exp_shifted(float scale, double shift, const double* x, float* out, std::int64_t n);
@@ -39,6 +40,15 @@ double weigh(double factor, const double* weights, const double* more, double* x
 void multiply(const float* x, float* out, std::int64_t n);  // out *= x elementwise
 void multiply(const double* x, double* out, std::int64_t n);
 
+void add_product(const float* x, const float* y, float* out, std::int64_t n);  // out += x y elementwise
+void add_product(const double* x, const double* y, double* out, std::int64_t n);
+
+// An output gate: x = silu(x), and the gradient of silu(z) u by z, where dy is that of the product.
+void silu(float* x, std::int64_t n);
+void silu(double* x, std::int64_t n);
+void silu_gradient(const float* z, const float* u, const float* dy, float* dz, std::int64_t n);
+void silu_gradient(const double* z, const double* u, const double* dy, double* dz, std::int64_t n);
+
 // columns_j += x_j y_j and returns the sum of the x_j y_j, both in double.
 double add_products(const float* x, const float* y, double* columns, std::int64_t n);
 double add_products(const double* x, const double* y, double* columns, std::int64_t n);
@@ -55,6 +65,10 @@ void step_panel(Decay<float> decay, const float* input, const float* q, const fl
                 float* h, std::int64_t rows, std::int64_t cols);
 void step_panel(Decay<double> decay, const double* input, const double* q, const double* v, double* C,
                 std::int64_t stride, double* h, std::int64_t rows, std::int64_t cols);
+
+// One token on a row of a state that has keys for columns, in place: S = decay S + weight k. Returns S.q.
+float step_row(Decay<float> decay, float weight, const float* k, const float* q, float* S, std::int64_t n);
+double step_row(Decay<double> decay, double weight, const double* k, const double* q, double* S, std::int64_t n);
 
 // out = sum_r weights_r C_r, for the rows of a panel.
 void weighted_rows(const float* weights, const float* C, std::int64_t stride, float* out, std::int64_t rows,

@@ -7,6 +7,7 @@
 
 #include "cpu/gate_tensor.h"
 #include "cpu/kernels/simd.h"
+#include "cpu/stages/time_step.h"
 
 namespace tfla::cpu {
 
@@ -25,10 +26,6 @@ void limit_resets(double m, double* log_f, const double* log_i, std::int64_t len
   for (std::int64_t t = 0; t < length; ++t) {
     if (log_f[t] < least) log_f[t] = least;
   }
-}
-
-void read_gates(const TensorView& view, const Sequence& sequence, std::int64_t head, double* to) {
-  for (std::int64_t t = 0; t < sequence.length; ++t) to[t] = read_gate(view, gate_offset(view, sequence, t, head));
 }
 
 // One tile of the scan: log f in u and log i in c on entry, u, c and -m on exit. Any m near the running maximum serves
@@ -91,10 +88,19 @@ double initial_max(const Problem& problem, const Sequence& sequence, std::int64_
   return m.given() ? finite_max_state(read_gate(m, sequence.index * m.strides[0] + head * m.strides[1])) : 0.0;
 }
 
+void read_gates(const TensorView& view, const Sequence& sequence, std::int64_t head, double* to) {
+  for (std::int64_t t = 0; t < sequence.length; ++t) to[t] = read_gate(view, gate_offset(view, sequence, t, head));
+}
+
 void log_gates(const Problem& problem, const Sequence& sequence, std::int64_t head, double m, double* log_f,
                double* log_i) {
   const Settings& settings = problem.settings;
   const std::int64_t length = sequence.length;
+  if (problem.time_step != nullptr) {
+    time_step_gates(problem, sequence, head, log_f, log_i);
+    limit_resets(m, log_f, log_i, length);
+    return;
+  }
   read_gates(problem.f, sequence, head, log_f);
   read_gates(problem.i, sequence, head, log_i);
   if (settings.capped) {
@@ -137,6 +143,10 @@ void store_max_states(const Problem& problem, const double* m_last, const Mutabl
 void store_gate_gradients(const Problem& problem, const Sequence& sequence, std::int64_t head, std::int64_t begin,
                           std::int64_t count, const double* dlogi, const double* dlogf, const MutableTensorView& di,
                           const MutableTensorView& df) {
+  if (problem.time_step != nullptr) {
+    store_time_step_gradients(problem, sequence, head, begin, count, dlogi, dlogf, di);
+    return;
+  }
   const Settings& settings = problem.settings;
   for (std::int64_t t = 0; t < count; ++t) {
     const double i = read_gate(problem.i, gate_offset(problem.i, sequence, begin + t, head));

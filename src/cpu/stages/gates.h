@@ -34,6 +34,9 @@ struct GateVectors {
 // m of the initial state; 0 without one.
 [[nodiscard]] double initial_max(const Problem& problem, const Sequence& sequence, std::int64_t head);
 
+// The numbers of one head of a [B,T,H] tensor.
+void read_gates(const TensorView& view, const Sequence& sequence, std::int64_t head, double* to);
+
 // log f and log i of every token of one (sequence, head) that starts from max state m.
 void log_gates(const Problem& problem, const Sequence& sequence, std::int64_t head, double m, double* log_f,
                double* log_i);

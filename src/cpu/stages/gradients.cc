@@ -53,6 +53,7 @@ GradientBuffers<Real>::GradientBuffers(Arena& arena, const Plan& plan) : operand
   for (Real** square : {&D, &S, &dS}) *square = arena.take<Real>(tile * tile);
   deta = arena.take<Real>(tile);
   for (double** vector : {&row, &column, &inflow, &outflow, &dlogi, &dlogf}) *vector = arena.take<double>(tile);
+  epilogue = EpilogueRows<Real>(arena, plan);
 }
 
 template <class Real>
@@ -70,7 +71,12 @@ void gradients_through_state(const Matrix<const Real>& K, const Matrix<const Rea
 template <class Real>
 TileGradients<Real>::TileGradients(const Problem& problem, const TensorView& dh, const Tile& tile,
                                    const GateVectors<Real>& gates, const GradientBuffers<Real>& buffers)
-    : settings_(problem.settings), gates_(gates), buffers_(buffers), scale_(static_cast<Real>(problem.settings.scale)) {
+    : problem_(problem),
+      tile_(tile),
+      settings_(problem.settings),
+      gates_(gates),
+      buffers_(buffers),
+      scale_(static_cast<Real>(problem.settings.scale)) {
   const MlstmShape& shape = problem.plan.shape;
   const std::int64_t rows = tile.size();
   const std::int64_t qk_head = tile.head / problem.group();
@@ -79,7 +85,7 @@ TileGradients<Real>::TileGradients(const Problem& problem, const TensorView& dh,
   V_ = load_tile(problem.v, tile, tile.head, buffers.operands.v, 0, shape.dhv);
   Qb_ = dense(buffers.qb, rows, shape.dqk);
   Kb_ = dense(buffers.operands.kb, rows, shape.dqk);
-  dHt_ = load_scaled(dh, tile, tile.head, gates.inverse, buffers.dht, 0, shape.dhv);
+  dHt_ = load_output_gradients(problem, dh, tile, gates.inverse, buffers.epilogue, buffers.dht, 0, shape.dhv);
   D_ = dense(buffers.D, rows, rows);
   S_ = dense(buffers.S, rows, rows);
   dS_ = dense(buffers.dS, rows, rows);
@@ -126,6 +132,7 @@ void TileGradients<Real>::finish(const State<Real>& state, const State<Real>& ds
   const Real beta = dstate.zero ? Real{0} : Real{1};
   multiply(Product<Real>{.out = dK, .a = dS_.t(), .b = Q_, .beta = beta, .added = dK, .a_part = Part::upper});
   multiply(Product<Real>{.out = dV, .a = S_.t(), .b = dHt_, .beta = beta, .added = dV, .a_part = Part::upper});
+  add_skip_gradients(problem_, tile_, dHt_, buffers_.epilogue, dV);
   const double through =
       state.zero || dstate.zero ? 0.0 : static_cast<double>(gates_.qbar[rows - 1]) * inner_product(state, dstate);
   gate_gradients(

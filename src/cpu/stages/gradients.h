@@ -2,6 +2,7 @@
 // the state at its end.
 #pragma once
 
+#include "cpu/stages/epilogue.h"
 #include "cpu/stages/states.h"
 
 namespace tfla::cpu {
@@ -26,6 +27,7 @@ struct GradientBuffers {
   double* outflow = nullptr;    // [tile] what token j gets through the outgoing state
   double* dlogi = nullptr;      // [tile]
   double* dlogf = nullptr;      // [tile]
+  EpilogueRows<Real> epilogue;
 
   GradientBuffers() = default;
   GradientBuffers(Arena& arena, const Plan& plan);
@@ -78,6 +80,8 @@ class TileGradients {
  private:
   void exact_rows(const State<Real>& state) const;
 
+  const Problem& problem_;
+  const Tile& tile_;
   const Settings& settings_;
   const GateVectors<Real>& gates_;
   const GradientBuffers<Real>& buffers_;

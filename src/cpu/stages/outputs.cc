@@ -9,11 +9,12 @@ OutputBuffers<Real>::OutputBuffers(Arena& arena, const Plan& plan) {
   D = arena.take<Real>(plan.tile * plan.tile);
   S = arena.take<Real>(plan.tile * plan.tile);
   h = arena.take<Real>(plan.tile * plan.shape.dhv);
+  epilogue = EpilogueRows<Real>(arena, plan);
 }
 
 template <class Real>
 void tile_outputs(const Problem& problem, const Tile& tile, const TileKeys<Real>& keys, const GateVectors<Real>& gates,
-                  const State<Real>& state, const OutputBuffers<Real>& buffers, const MutableTensorView& h) {
+                  const State<Real>& state, const OutputBuffers<Real>& buffers, const ForwardOutputs& outputs) {
   const MlstmShape& shape = problem.plan.shape;
   const std::int64_t rows = tile.size();
   const std::int64_t qk_head = tile.head / problem.group();
@@ -32,13 +33,17 @@ void tile_outputs(const Problem& problem, const Tile& tile, const TileKeys<Real>
   }
   multiply(Product<Real>{
       .out = H, .a = S, .b = keys.V, .beta = state.zero ? Real{0} : Real{1}, .added = H, .a_part = Part::lower});
-  store_tile<Real>(H, gates.inverse, h, tile, tile.head);
+  if (problem.epilogue.given()) {
+    store_outputs<Real>(problem, tile, keys.V, H, buffers.epilogue, outputs);
+  } else {
+    store_tile<Real>(H, gates.inverse, outputs.h, tile, tile.head);
+  }
 }
 
 #define TFLA_INSTANTIATE(Real)                                                                             \
   template struct OutputBuffers<Real>;                                                                     \
   template void tile_outputs(const Problem&, const Tile&, const TileKeys<Real>&, const GateVectors<Real>&, \
-                             const State<Real>&, const OutputBuffers<Real>&, const MutableTensorView&)
+                             const State<Real>&, const OutputBuffers<Real>&, const ForwardOutputs&)
 TFLA_INSTANTIATE(float);
 TFLA_INSTANTIATE(double);
 #undef TFLA_INSTANTIATE

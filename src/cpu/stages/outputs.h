@@ -1,6 +1,7 @@
 // Stage `outputs`: h of one tile from the state at its beginning.
 #pragma once
 
+#include "cpu/stages/epilogue.h"
 #include "cpu/stages/states.h"
 
 namespace tfla::cpu {
@@ -13,14 +14,15 @@ struct OutputBuffers {
   Real* D = nullptr;   // [tile,tile] gate matrix
   Real* S = nullptr;   // [tile,tile] gated scores
   Real* h = nullptr;   // [tile,dhv] numerator
+  EpilogueRows<Real> epilogue;
 
   OutputBuffers() = default;
   OutputBuffers(Arena& arena, const Plan& plan);
 };
 
-// den H = (scale qbar Q) C + (D . Q K^T) V. `gates` are the tile's.
+// den H = (scale qbar Q) C + (D . Q K^T) V, and the epilogue. `gates` are the tile's.
 template <class Real>
 void tile_outputs(const Problem& problem, const Tile& tile, const TileKeys<Real>& keys, const GateVectors<Real>& gates,
-                  const State<Real>& state, const OutputBuffers<Real>& buffers, const MutableTensorView& h);
+                  const State<Real>& state, const OutputBuffers<Real>& buffers, const ForwardOutputs& outputs);
 
 }  // namespace tfla::cpu

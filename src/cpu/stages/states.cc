@@ -23,6 +23,18 @@ void copy(const Real* from, Real* to, std::int64_t count) {
   std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(Real));
 }
 
+// Rows of the caller's C, whose numbers lie `step` apart: the state space dual has its states the other way round.
+template <class Real>
+void gather(const Real* from, std::int64_t step, Real* to, std::int64_t count) {
+  if (step == 1) return copy(from, to, count);
+  for (std::int64_t c = 0; c < count; ++c) to[c] = from[c * step];
+}
+template <class Real>
+void scatter(const Real* from, Real* to, std::int64_t step, std::int64_t count) {
+  if (step == 1) return copy(from, to, count);
+  for (std::int64_t c = 0; c < count; ++c) to[c * step] = from[c];
+}
+
 }  // namespace
 
 template <class Real>
@@ -40,8 +52,8 @@ void load_state(const TensorView& C, const TensorView& n, std::int64_t sequence,
   if (state.zero) return;
   for (std::int64_t r = 0; r < state.C.rows; ++r) {
     if (C.given()) {
-      const std::int64_t offset = sequence * C.strides[0] + head * C.strides[1] + r * C.strides[2] + columns.first;
-      copy(state_row<Real>(C, offset), state.C.row(r), columns.width);
+      const std::int64_t offset = sequence * C.strides[0] + head * C.strides[1] + r * C.strides[2];
+      gather(state_row<Real>(C, offset + columns.first * C.strides[3]), C.strides[3], state.C.row(r), columns.width);
     } else {
       std::fill_n(state.C.row(r), columns.width, Real{0});
     }
@@ -61,9 +73,9 @@ void store_state(const State<Real>& state, const MutableTensorView& C, const Mut
     for (std::int64_t r = 0; r < state.C.rows; ++r) {
       Real* row = state_row<Real>(C, sequence * C.strides[0] + head * C.strides[1] + r * C.strides[2]);
       if (state.zero) {
-        std::fill_n(row, state.C.cols, Real{0});
+        for (std::int64_t c = 0; c < state.C.cols; ++c) row[c * C.strides[3]] = 0;
       } else {
-        copy(state.C.row(r), row, state.C.cols);
+        scatter(state.C.row(r), row, C.strides[3], state.C.cols);
       }
     }
   }
