@@ -132,7 +132,7 @@ struct LastState {
 };
 
 LastState empty_last_state(const Place& place, const tfla::MlstmForward& args) {
-  const std::int64_t states = count_states(args);
+  const std::int64_t states = count_states(args.cu_seqlens, args.v);
   const std::int64_t heads = args.v.shape[2];
   const std::int64_t dqk = args.q.shape[3];
   const std::int32_t dtype = state_dtype(args.q.dtype);

@@ -123,9 +123,8 @@ inline Owned with_contiguous_last_axis(Owned tensor) {
 inline std::int32_t state_dtype(DType q) { return q == DType::float64 ? codes().float64 : codes().float32; }
 
 // How many states a call has: one for each row of the batch, or for each packed sequence.
-template <class Args>
-std::int64_t count_states(const Args& args) {
-  const std::int64_t states = args.cu_seqlens.given() ? args.cu_seqlens.shape[0] - 1 : args.v.shape[0];
+inline std::int64_t count_states(const TensorView& cu_seqlens, const TensorView& values) {
+  const std::int64_t states = cu_seqlens.given() ? cu_seqlens.shape[0] - 1 : values.shape[0];
   if (states < 0) throw InvalidArgument("tfla: cu_seqlens is empty; it must hold at least the 0 it begins with");
   return states;
 }

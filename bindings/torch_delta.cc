@@ -97,8 +97,8 @@ void delta_rule(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*o
       .options = d.options,
   };
   if constexpr (LastState) {
-    last =
-        place.empty(state_dtype(args.q.dtype), {count_states(args), args.v.shape[2], args.q.shape[3], args.v.shape[3]});
+    const std::int64_t states = count_states(args.cu_seqlens, args.v);
+    last = place.empty(state_dtype(args.q.dtype), {states, args.v.shape[2], args.q.shape[3], args.v.shape[3]});
     args.last_state = views.in_place("last_state", last);
   }
   run<tfla::DeltaForward>(tfla::delta_plan(args, place.execution()), args, place, tfla::delta_forward);

@@ -109,14 +109,15 @@ inline std::int64_t rank_of(const char* name, TensorRef tensor) {
   throw InvalidArgument(std::string("tfla: ") + name + " has " + std::to_string(rank) + " axes; it must have 1 to 4");
 }
 
-// Where a call runs: the device of q, and torch's current stream and number of threads there.
+// Where a call runs: the device of its first tensor, and torch's current stream and number of threads there.
 class Place {
  public:
-  explicit Place(TensorRef q) : device_type_(q.device_type()), device_index_(q.device_index()) {
+  explicit Place(TensorRef first, const char* name = "q")
+      : device_type_(first.device_type()), device_index_(first.device_index()), name_(name) {
     if (device_type_ == codes().cuda) {
       execution_.device = Device::cuda;
       if (aoti_torch_get_current_cuda_stream == nullptr) {
-        throw Unavailable("tfla: q is on a GPU and this build of torch has no CUDA streams");
+        throw Unavailable(std::string("tfla: ") + name + " is on a GPU and this build of torch has no CUDA streams");
       }
       if (torch::stable::accelerator::getCurrentDeviceIndex() != device_index_) guard_.emplace(device_index_);
       TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_index_, &execution_.stream));
@@ -129,7 +130,8 @@ class Place {
 
   void check(const char* name, TensorRef tensor) const {
     if (tensor.device_type() == device_type_ && tensor.device_index() == device_index_) return;
-    throw InvalidArgument(std::string("tfla: ") + name + " and q are on different devices; all tensors must be on one");
+    throw InvalidArgument(std::string("tfla: ") + name + " and " + name_ +
+                          " are on different devices; all tensors must be on one");
   }
 
   // dtype: as torch counts them.
@@ -157,6 +159,7 @@ class Place {
 
   std::int32_t device_type_;
   std::int32_t device_index_;
+  const char* name_;
   Execution execution_;
   std::optional<torch::stable::accelerator::DeviceGuard> guard_;  // where another device is the current one
 };
