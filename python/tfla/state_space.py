@@ -216,13 +216,16 @@ def _check_state(x: Tensor, B: Tensor, state: Tensor, slots: Tensor | None) -> N
         return
     if slots.shape != x.shape[:1] or slots.dtype not in (torch.int32, torch.int64):
         raise ValueError(
-            f"tfla: slots has shape {tuple(slots.shape)} and is {slots.dtype}; it must be ({x.shape[0]},), int32 or int64"
+            f"tfla: slots has shape {tuple(slots.shape)} and is {slots.dtype}; it must be ({x.shape[0]},), of int32 or "
+            "int64"
         )
     if slots.device.type != "cpu" or is_compiling() or transforms_active():
         return
     given = slots[slots != -1].tolist()
     if not all(0 <= slot < state.shape[0] for slot in given):
-        raise ValueError(f"tfla: slots is {slots.tolist()}; each must be -1 or below {state.shape[0]}, the states' number")
+        raise ValueError(
+            f"tfla: slots is {slots.tolist()}; each must be -1 or below {state.shape[0]}, the states' number"
+        )
     if len(set(given)) != len(given):
         raise ValueError(f"tfla: slots is {slots.tolist()}; each slot may be given once")
 

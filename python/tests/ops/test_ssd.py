@@ -167,7 +167,9 @@ def test_step_refuses_gradients():
 
 def test_names_of_the_package_are_functions():
     """Whichever is asked for first, and through pickle."""
-    assert pickle.loads(pickle.dumps(tfla.ssd_step)) is tfla.ssd_step and pickle.loads(pickle.dumps(tfla.ssd)) is tfla.ssd
+    assert (
+        pickle.loads(pickle.dumps(tfla.ssd_step)) is tfla.ssd_step and pickle.loads(pickle.dumps(tfla.ssd)) is tfla.ssd
+    )
 
 
 WRONG = torch.zeros(HEADS + 1)

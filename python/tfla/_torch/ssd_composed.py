@@ -31,9 +31,7 @@ def sequence(
         state = (S, S.new_zeros(S.shape[:-1]), S.new_zeros(S.shape[:-2]))
     inputs = (C, B, x, torch.log(dt + _TINY), log_decay)
     if not output_final_state:
-        h = mlstm(
-            *inputs, gate="log", qk_scale=1.0, initial_state=state, cu_seqlens=cu_seqlens, chunk_size=chunk_size
-        )
+        h = mlstm(*inputs, gate="log", qk_scale=1.0, initial_state=state, cu_seqlens=cu_seqlens, chunk_size=chunk_size)
         return _finished(h, x, D, z, cu_seqlens), None
     h, last = mlstm(
         *inputs, gate="log", qk_scale=1.0, initial_state=state, cu_seqlens=cu_seqlens, chunk_size=chunk_size,

@@ -193,7 +193,9 @@ def selective_state_update(
     options: dict[str, Any] = {"dt_softplus": dt_softplus, "slots": state_batch_indices}
     if state.dim() == 4 and all(given is None or given.stride(-1) == 0 for given in (A, dt, dt_bias)):
         bias = None if dt_bias is None else dt_bias[..., 0]
-        return tfla.ssd_step(x, dt[..., 0], A[..., 0], _like(B, x), _like(C, x), state, D=D, z=z, dt_bias=bias, **options)
+        return tfla.ssd_step(
+            x, dt[..., 0], A[..., 0], _like(B, x), _like(C, x), state, D=D, z=z, dt_bias=bias, **options
+        )
     channels = state.contiguous().flatten(1, -2).unsqueeze(2)  # a view of a contiguous state
     D, dt_bias = (None if given is None else given.flatten() for given in (D, dt_bias))
     inner, outer = x.flatten(1).unsqueeze(-1), None if z is None else z.flatten(1).unsqueeze(-1)
