@@ -3,6 +3,7 @@
     h = tfla.mlstm(q, k, v, i, f)                      # PyTorch: q, k (B,T,H,dqk)  v, h (B,T,H,dhv)  i, f (B,T,H)
     h = tfla.jax.mlstm(q, k, v, i, f)                  # JAX, the same shapes
     h = tfla.delta_rule(q, k, v, beta, g)              # the gated delta rule, on the CPU; also in tfla.jax
+    y = tfla.ssd(x, dt, A, B, C)                       # Mamba-2's state space dual; PyTorch
 
 Importing this module imports neither framework: each is loaded with the first attribute that needs it.
 """
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from tfla import analysis, check, distributed, info, lm, nn, ops, reference
     from tfla.delta import delta_rule, delta_rule_step
     from tfla.ops import State, mlstm, mlstm_parallel, mlstm_recurrent, mlstm_step
+    from tfla.state_space import ssd, ssd_step
 
 __version__ = "0.1.0"
 __all__ = [
@@ -34,10 +36,13 @@ __all__ = [
     "nn",
     "ops",
     "reference",
+    "ssd",
+    "ssd_step",
 ]
 
 _FROM = {name: "tfla.ops" for name in ("State", "mlstm", "mlstm_parallel", "mlstm_recurrent", "mlstm_step")}
 _FROM |= {name: "tfla.delta" for name in ("delta_rule", "delta_rule_step")}
+_FROM |= {name: "tfla.state_space" for name in ("ssd", "ssd_step")}
 _INSTEAD = {"torch": "tfla.jax", "jax": "tfla.mlstm and torch"}
 _MODULES = ("analysis", "check", "compat", "distributed", "info", "jax", "lm", "nn", "ops", "reference")
 

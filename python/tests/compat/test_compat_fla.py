@@ -169,6 +169,35 @@ def test_lightning_attention():
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_token_by_token_with_the_decays_of_retention_and_lightning_attention(reverse):
+    q, k, v, _, state = tensors(torch.float64)
+    heads, options = (
+        torch.arange(H, dtype=torch.float64),
+        {"output_final_state": True, "reverse": reverse, "scale": 0.4},
+    )
+    for run, decay in (
+        (fla.fused_recurrent_retention, torch.log(1 - 2.0 ** (-5 - heads))),
+        (lambda q, k, v, **x: fla.fused_recurrent_lightning_attn(q, k, v, 3, 7, **x), -8 / H * (1 - 3 / 7) * heads),
+    ):
+        check(
+            lambda q, k, v, s, run=run: run(q, k, v, initial_state=s, **options),
+            lambda q, k, v, s, decay=decay: naive(q, k, v, decay.expand(B, T, H), 0.4, s, reverse),
+            (q, k, v, state), "qkvS", torch.float64,
+        )  # fmt: skip
+
+
+def test_states_with_values_first_and_the_former_name_of_that():
+    q, k, v, g, state = tensors()
+    for function, gate in ((fla.fused_recurrent_simple_gla, {"g": g}), (fla.fused_recurrent_retention, {})):
+        expected, last = function(q, k, v, initial_state=state, output_final_state=True, **gate)
+        turned = {"initial_state": state.transpose(-1, -2), "output_final_state": True, **gate}
+        with pytest.warns(DeprecationWarning, match="transpose_state_layout is now named state_v_first"):
+            former = function(q, k, v, **turned, transpose_state_layout=True)
+        for o, S in (former, function(q, k, v, **turned, state_v_first=True)):
+            assert torch.equal(o, expected) and torch.equal(S.transpose(-1, -2), last)
+
+
 @pytest.mark.parametrize("with_state", [False, True])
 @pytest.mark.parametrize("normalize", [False, True])
 def test_linear_attention(normalize, with_state):
@@ -240,7 +269,8 @@ REFUSED = [
     (fla.chunk_linear_attn, {"initial_state": (state, state), "normalize": False}, ValueError, "is a pair"),
     (fla.chunk_linear_attn, {"chunk_size": 64}, TypeError, "chunk_size"),
     (fla.chunk_retention, {"keep": "all"}, ValueError, "keep is 'all'"),
-    (fla.fused_recurrent_simple_gla, {"transpose_state_layout": True}, TypeError, "transpose_state_layout"),
+    (fla.fused_recurrent_simple_gla, {"chunk_size": 64}, TypeError, "tfla: chunk_size is not an argument"),
+    (fla.fused_recurrent_retention, {"head_first": True}, DeprecationWarning, "head_first is gone from"),
 ]
 
 

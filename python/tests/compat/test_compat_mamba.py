@@ -4,52 +4,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tfla.compat.mamba import mamba_chunk_scan_combined
+import tfla
+from ssd_inputs import BATCH, N, P, at, extras, leaves, naive, tensors, wide
+from ssd_inputs import GROUPS as G
+from ssd_inputs import HEADS as H
+from ssd_inputs import TOKENS as T
+from tfla.compat.mamba import (
+    mamba_chunk_scan_combined,
+    mamba_split_conv1d_scan_combined,
+    selective_state_update,
+)
 from tfla.reference import relative_error
 
-BATCH, T, H, G, P, N = 2, 41, 4, 2, 6, 8
 BOUNDS = {torch.float64: (1e-10, 1e-10), torch.float32: (1e-5, 1e-4), torch.bfloat16: (2.5e-3, 2.5e-3)}
-
-
-def naive(x, dt, A, B, C, D=None, z=None, dt_bias=None, state=None, seq_idx=None, softplus=False, limit=None):
-    batch, tokens, heads, _ = x.shape
-    B, C = (t.repeat_interleave(heads // t.shape[2], dim=2) for t in (B, C))
-    dt = dt if dt_bias is None else dt + dt_bias
-    dt = F.softplus(dt) if softplus else dt
-    dt = dt.clamp(*(limit or (0.0, None)))
-    S = x.new_zeros(batch, heads, x.shape[3], B.shape[3]) if state is None else state
-    rows, before = [], torch.zeros(batch, dtype=torch.long)
-    for t in range(tokens):
-        if seq_idx is not None:
-            S = torch.where((seq_idx[:, t] == before)[:, None, None, None], S, torch.zeros_like(S))
-            before = seq_idx[:, t]
-        S = (
-            torch.exp(dt[:, t] * A)[..., None, None] * S
-            + (dt[:, t, :, None] * x[:, t])[..., None] * B[:, t, :, None, :]
-        )
-        rows.append(torch.einsum("bhpn,bhn->bhp", S, C[:, t]))
-    y = torch.stack(rows, 1)
-    if D is not None:
-        y = y + x * (D if D.dim() == 2 else D[:, None])
-    return (y if z is None else y * F.silu(z)), S
-
-
-def tensors(dtype, batch=BATCH, positive_dt=False):
-    generator = torch.Generator().manual_seed(0)
-    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    dt = draw(batch, T, H)
-    return {
-        "x": draw(batch, T, H, P).to(dtype),
-        "dt": (dt.abs() if positive_dt else dt).to(wide),
-        "A": -torch.exp(draw(H)).to(wide),
-        "B": draw(batch, T, G, N).to(dtype),
-        "C": draw(batch, T, G, N).to(dtype),
-    }
-
-
-def leaves(xs, dtype=None):
-    return {name: x.detach().to(dtype or x.dtype).clone().requires_grad_() for name, x in xs.items()}
 
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
@@ -57,20 +24,7 @@ def leaves(xs, dtype=None):
     "with_options", [(), ("D",), ("D2", "z", "dt_bias"), ("dt_bias", "state"), ("limit", "D", "state")], ids=str
 )
 def test_values_and_gradients(with_options, dtype):
-    generator = torch.Generator().manual_seed(1)
-    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    extra = {}
-    if "D" in with_options:
-        extra["D"] = draw(H).to(wide)
-    if "D2" in with_options:
-        extra["D"] = draw(H, P).to(wide)
-    if "z" in with_options:
-        extra["z"] = draw(BATCH, T, H, P).to(dtype)
-    if "dt_bias" in with_options:
-        extra["dt_bias"] = draw(H).to(wide)
-    if "state" in with_options:
-        extra["state"] = draw(BATCH, H, P, N).to(wide)
+    extra = extras(dtype, with_options)
     limit = (0.1, 1.5) if "limit" in with_options else (0.0, float("inf"))
     given = leaves(tensors(dtype) | extra)
     wanted = leaves(tensors(dtype) | extra, torch.float64)
@@ -84,7 +38,8 @@ def test_values_and_gradients(with_options, dtype):
     bound, grad_bound = BOUNDS[dtype]
     roundings = 2 if "D" in extra or "z" in extra else 1
     assert relative_error(out, expected) < bound * roundings
-    assert relative_error(last, expected_last) < BOUNDS[wide][0]
+    assert relative_error(last, expected_last) < BOUNDS[wide(dtype)][0]
+    generator = torch.Generator().manual_seed(2)
     dout = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(dtype)
     dlast = torch.randn(last.shape, generator=generator, dtype=torch.float64)
     torch.autograd.backward([out, last], [dout, dlast.to(last.dtype)])
@@ -139,7 +94,7 @@ def test_packed_sequences(with_seq_idx):
     )  # fmt: skip
     assert states.dtype == torch.float32 and torch.equal(last, states[-1:])
     for s, (a, b) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
-        part = {name: x if name == "A" else x[:, a:b] for name, x in given.items()}
+        part = at(given, slice(a, b))
         expected, expected_state = naive(**part, softplus=True)
         assert relative_error(out[:, a:b], expected) < 1e-10
         assert relative_error(states[s : s + 1], expected_state) < 1e-6
@@ -155,7 +110,7 @@ def test_states_for_packed_sequences():
     out = mamba_chunk_scan_combined(
         **given, chunk_size=16, dt_softplus=True, cu_seqlens=torch.tensor(bounds), initial_states=state
     )
-    part = {name: x if name == "A" else x[:, 5:] for name, x in given.items()}
+    part = at(given, slice(5, None))
     assert relative_error(out[:, 5:], naive(**part, softplus=True, state=state[1:])[0]) < 1e-10
 
 
@@ -168,11 +123,11 @@ REFUSED = [
     ({"dt": torch.zeros(BATCH, T, 1)}, "dt has shape"),
     ({"seq_idx": torch.zeros(T)}, "seq_idx has shape"),
     ({"x": torch.zeros(T, H, P)}, "x has shape"),
-    ({"B": torch.zeros(BATCH, T, 3, N)}, "k has shape"),
+    ({"B": torch.zeros(BATCH, T, 3, N)}, "B has shape"),
     ({"chunk_size": 0}, "chunk_size is 0"),
     ({"dt_limit": (-1.0, 1.0)}, "dt_limit is"),
     ({"return_varlen_states": True}, "return_varlen_states is True without cu_seqlens"),
-    ({"initial_states": torch.zeros(BATCH, H, N, P + 1)}, "initial_state.C has shape"),
+    ({"initial_states": torch.zeros(BATCH, H, N, P + 1)}, "initial_state has shape"),
     (
         {
             "seq_idx": torch.zeros(BATCH, T),
@@ -188,3 +143,209 @@ REFUSED = [
 def test_refused(change, sentence):
     with pytest.raises(ValueError, match=sentence):
         mamba_chunk_scan_combined(**(tensors(torch.float32) | {"chunk_size": 16} | change))
+
+
+# ---------------------------------------------------------------- the whole layer behind its first projection
+
+WIDTH = 3
+
+
+def split_arguments(dtype=torch.float64, mlp=0, D_axes=1):
+    generator = torch.Generator().manual_seed(3)
+    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)  # noqa: E731
+    channels = H * P + 2 * G * N
+    given = {
+        "zxbcdt": draw(BATCH, T, 2 * mlp + H * P + channels + H), "conv1d_weight": draw(channels, WIDTH) / 2,
+        "conv1d_bias": draw(channels), "dt_bias": draw(H), "A": -draw(H).exp(), "D": draw(*(H, P)[:D_axes]),
+        "rmsnorm_weight": draw(H * P), "outproj_weight": draw(5, mlp + H * P), "outproj_bias": draw(5),
+    }  # fmt: skip
+    return given
+
+
+def split_naive(given, seq_idx=None, limit=None, state=None, eps=1e-6, norm_before_gate=True):
+    """In plain tensors, one tap of the convolution and one group of the norm after another."""
+    channels, mlp = given["conv1d_weight"].shape[0], given["zxbcdt"].shape[-1] - 2 * H * P - 2 * G * N - H
+    first, z, xBC, dt = given["zxbcdt"].split([mlp, H * P, channels, H], -1)
+    total = torch.zeros_like(xBC) if given["conv1d_bias"] is None else given["conv1d_bias"].expand(xBC.shape)
+    for back in range(WIDTH):
+        moved = F.pad(xBC, (0, 0, back, 0))[:, :T]
+        if seq_idx is not None:
+            moved = moved * (F.pad(seq_idx, (back, 0), value=-1)[:, :T] == seq_idx)[..., None]
+        total = total + moved * given["conv1d_weight"][:, -1 - back]
+    x, B, C = (total * torch.sigmoid(total)).split([H * P, G * N, G * N], -1)
+    x, B, C = (part.unflatten(-1, (count, -1)) for part, count in ((x, H), (B, G), (C, G)))
+    options = {"seq_idx": seq_idx, "softplus": True, "limit": limit, "state": state}
+    y, last = naive(x, dt, given["A"], B, C, given["D"], None, given["dt_bias"], **options)
+    y, gate = y.flatten(-2), z * torch.sigmoid(z)
+    if given.get("rmsnorm_weight") is None:
+        y = y * gate
+    else:
+        y = y if norm_before_gate else y * gate
+        parts = [part / (part.square().mean(-1, True) + eps).sqrt() for part in y.chunk(G, -1)]
+        y = torch.cat(parts, -1) * given["rmsnorm_weight"] * (gate if norm_before_gate else 1)
+    if mlp:
+        a, b = first.chunk(2, -1)
+        y = torch.cat([a * torch.sigmoid(a) * b, y], -1)
+    return (y if given.get("outproj_weight") is None else y @ given["outproj_weight"].T + given["outproj_bias"]), last
+
+
+SPLIT = [
+    {},
+    {"norm_before_gate": False, "rmsnorm_eps": 0.1, "dt_limit": (0.2, 1.0)},
+    {"without": ("rmsnorm_weight", "conv1d_bias"), "D_axes": 2, "activation": "swish"},
+    {"without": ("outproj_weight", "outproj_bias"), "mlp": 7},
+    {"mlp": 2, "seq_idx": True},
+    {"state": True},
+]
+
+
+@pytest.mark.parametrize("change", SPLIT, ids=str)
+def test_split_values_and_gradients(change):
+    options = dict(change)
+    sizes = {name: options.pop(name) for name in ("mlp", "D_axes") if name in options}
+    without, plain = options.pop("without", ()), {}
+    seq_idx = None
+    if options.pop("seq_idx", False):
+        seq_idx = options["seq_idx"] = torch.zeros(BATCH, T, dtype=torch.int32)
+        seq_idx[0, 10:], seq_idx[0, 11:], seq_idx[1, 1:] = 1, 2, 5
+    if options.pop("state", False):
+        options["initial_states"] = plain["state"] = torch.randn(BATCH, H, P, N, dtype=torch.float64)
+    for name, theirs in (("dt_limit", "limit"), ("rmsnorm_eps", "eps"), ("norm_before_gate", "norm_before_gate")):
+        plain |= {theirs: options[name]} if name in options else {}
+    given = split_arguments(**sizes)
+    mine, wanted = leaves(given), leaves(given)
+    for side in (mine, wanted):
+        side |= dict.fromkeys(without)
+    out, last = mamba_split_conv1d_scan_combined(
+        **mine, chunk_size=16, headdim=None if "D_axes" in sizes else P, ngroups=G, return_final_states=True, **options
+    )
+    expected, expected_last = split_naive(wanted, seq_idx, **plain)
+    assert relative_error(out, expected) < 1e-10 and relative_error(last, expected_last) < 1e-10
+    weights = torch.randn_like(expected)
+    for value, state in ((out, last), (expected, expected_last)):
+        ((value * weights).sum() + state.square().sum()).backward()
+    for name, x in mine.items():
+        assert x is None or relative_error(x.grad, wanted[name].grad) < 1e-10, name
+
+
+def test_split_returns_out_alone_in_its_dtype():
+    given = split_arguments(torch.bfloat16)
+    out = mamba_split_conv1d_scan_combined(**given, chunk_size=16, headdim=P, ngroups=G)
+    expected, _ = split_naive({name: x.double() for name, x in given.items()})
+    # Convolution, scan, norm and product each round to bfloat16.
+    assert out.dtype == torch.bfloat16 and relative_error(out, expected) < 4 * 2.0**-8
+
+
+SPLIT_REFUSED = [
+    ({"activation": None}, "activation is None; it must be 'silu' or 'swish'"),
+    ({"headdim": None}, "headdim is missing"),
+    ({"outproj_weight": None}, "outproj_bias is given without outproj_weight"),
+    ({"headdim": 10 * P}, "conv1d_weight has shape"),
+    ({"zxbcdt": torch.zeros(BATCH, T, 9)}, "zxbcdt has shape"),
+]
+
+
+@pytest.mark.parametrize(("change", "sentence"), SPLIT_REFUSED, ids=[sentence for _, sentence in SPLIT_REFUSED])
+def test_split_refused(change, sentence):
+    given = split_arguments() | {"chunk_size": 16, "headdim": P, "ngroups": G}
+    with pytest.raises(ValueError, match=f"^tfla: {sentence}"):
+        mamba_split_conv1d_scan_combined(**(given | change))
+
+
+# ---------------------------------------------------------------- steps
+
+
+def update_naive(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, softplus=False):
+    """With heads; the state after it is returned."""
+    dt = dt if dt_bias is None else dt + dt_bias
+    dt = F.softplus(dt) if softplus else dt
+    B, C = (t.repeat_interleave(x.shape[1] // t.shape[1], 1) for t in (B, C))
+    after = state * torch.exp(dt[..., None] * A) + (dt * x)[..., None] * B[:, :, None]
+    y = (after * C[:, :, None]).sum(-1)
+    y = y if D is None else y + D * x
+    return (y if z is None else y * F.silu(z)), after
+
+
+def update_arguments(tied: bool, dtype=torch.float64, **options):
+    generator = torch.Generator().manual_seed(4)
+    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)  # noqa: E731
+    per_head = (lambda *rows: draw(*rows)[..., None].expand(*rows, P)) if tied else (lambda *rows: draw(*rows, P))
+    return {
+        "state": draw(3, H, P, N), "x": draw(3, H, P), "dt": per_head(3, H),
+        "A": -per_head(H).exp()[..., None].expand(H, P, N) if tied else -draw(H, P).exp()[..., None].expand(H, P, N),
+        "B": draw(3, G, N), "C": draw(3, G, N), "D": draw(H, P), "z": draw(3, H, P), "dt_bias": per_head(H),
+    }  # fmt: skip
+
+
+def expanded(given):
+    """A as Mamba-2's step makes it: a view with stride 0 along P too."""
+    return given | {"A": given["A"][:, :1, :1].expand(H, P, N)}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("without", [(), ("D", "z"), ("dt_bias",)], ids=str)
+def test_state_update(tied, without, monkeypatch):
+    given = update_arguments(tied)
+    given = expanded(given) if tied else given
+    given |= dict.fromkeys(without)
+    heads, operator = [], tfla.ssd_step
+    monkeypatch.setattr(tfla, "ssd_step", lambda x, *xs, **named: heads.append(x.shape[1]) or operator(x, *xs, **named))
+    expected, after = update_naive(**given, softplus=True)
+    out = selective_state_update(**given, dt_softplus=True)
+    assert out.shape == given["x"].shape and heads == [H if tied else H * P]
+    assert relative_error(out, expected) < 1e-12 and relative_error(given["state"], after) < 1e-12
+
+
+def test_state_update_of_a_state_that_is_not_contiguous():
+    given = update_arguments(False)
+    expected, after = update_naive(**given, softplus=True)
+    given["state"] = given["state"].transpose(1, 2).contiguous().transpose(1, 2)
+    assert relative_error(selective_state_update(**given, dt_softplus=True), expected) < 1e-12
+    assert relative_error(given["state"], after) < 1e-12
+
+
+def test_state_update_without_heads():
+    """Channels (B,D) with a state (B,D,N) each, and A the same numbers along N without being a view."""
+    given = update_arguments(False)
+    flat = {name: x.flatten(1, 2) if name in ("state", "x", "dt", "z") else x for name, x in given.items()}
+    flat |= {name: given[name].flatten() for name in ("D", "dt_bias")} | {"A": given["A"].reshape(H * P, N).clone()}
+    flat |= {name: given[name][:, 0] for name in "BC"}
+    given |= {name: given[name][:, :1] for name in "BC"}
+    expected, after = update_naive(**given, softplus=True)
+    out = selective_state_update(**flat, dt_softplus=True)
+    assert out.shape == (3, H * P) and relative_error(out, expected.flatten(1)) < 1e-12
+    assert relative_error(flat["state"], after.flatten(1, 2)) < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_state_update_in_slots(dtype):
+    given = expanded(update_arguments(True, torch.float32))
+    given |= {"state": given["state"].to(dtype), "x": given["x"].bfloat16(), "z": None}
+    pool = torch.randn(5, H, P, N).to(dtype)
+    before, slots = pool.clone(), torch.tensor([4, -1, 0], dtype=torch.int32)
+    pool[[4, 0]] = given["state"][[0, 2]]
+    before[[4, 0]] = given["state"][[0, 2]]
+    exact = {name: None if x is None else x.double() for name, x in given.items()}
+    expected, after = update_naive(**exact, softplus=True)
+    out = selective_state_update(**(given | {"state": pool}), dt_softplus=True, state_batch_indices=slots)
+    assert out.dtype == torch.bfloat16 and not out[1].any()
+    assert relative_error(out[[0, 2]], expected[[0, 2]]) < 2.0**-7  # B and C are rounded to the dtype of x
+    assert relative_error(pool[[4, 0]], after[[0, 2]]) < 2.0**-7 and torch.equal(pool[1:4], before[1:4])
+
+
+UPDATE_REFUSED = [
+    ({"A": -torch.rand(H, P, N)}, "A varies along its last axis, as in Mamba-1"),
+    ({"A": -torch.rand(H)}, "A has shape"),
+    ({"dt": torch.rand(3, H)}, "dt has shape"),
+    ({"D": torch.rand(H)}, "D has shape"),
+    ({"dt_bias": torch.rand(H)}, "dt_bias has shape"),
+    ({"state": torch.rand(3, H)}, "state has shape"),
+    ({"state_batch_indices": torch.tensor([0, 0, 1])}, "slots is"),
+]
+
+
+@pytest.mark.parametrize(("change", "sentence"), UPDATE_REFUSED, ids=[sentence for _, sentence in UPDATE_REFUSED])
+def test_state_update_refused(change, sentence):
+    given = update_arguments(True, torch.float32)
+    with pytest.raises(ValueError, match=f"^tfla: {sentence}"):
+        selective_state_update(**(given | change))

@@ -31,7 +31,7 @@ PROMPT = torch.randint(3, VOCABULARY, (2, 77), generator=torch.Generator().manua
 
 
 @pytest.fixture
-def unpatched():
+def unpatched(monkeypatch):  # whose functions are taken back after this one's
     compat.unpatch()  # examples of pages patch too
     yield
     compat.unpatch()
@@ -213,7 +213,7 @@ def test_refused():
     compat.patch(model)
     with pytest.raises(ValueError, match="^tfla: cu_seq_lens_q is given"), torch.no_grad():
         model(PROMPT[:1], cu_seq_lens_q=torch.tensor([0, 30, 77]))
-    with pytest.raises(ValueError, match="^tfla: model is a Linear without .* and without the gated delta rule"):
+    with pytest.raises(ValueError, match="^tfla: model is a Linear without .*, without the gated delta rule"):
         compat.patch(torch.nn.Linear(2, 2))
 
 

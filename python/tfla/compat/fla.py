@@ -17,6 +17,8 @@ from torch import Tensor
 import tfla
 from tfla._options import DEFAULTS
 from tfla.compat.fla_delta import (
+    _refuse,
+    _state_v_first,
     chunk_delta_rule,
     chunk_gated_delta_rule,
     fused_recurrent_delta_rule,
@@ -32,6 +34,8 @@ __all__ = [
     "chunk_simple_gla",
     "fused_recurrent_delta_rule",
     "fused_recurrent_gated_delta_rule",
+    "fused_recurrent_lightning_attn",
+    "fused_recurrent_retention",
     "fused_recurrent_simple_gla",
 ]
 
@@ -75,22 +79,16 @@ def fused_recurrent_simple_gla(
     reverse: bool = False,
     state_v_first: bool = False,
     cu_seqlens: Tensor | None = None,
+    **kwargs: Any,
 ) -> Result:
     """The same token by token; with reverse from the last token of each sequence to its first."""
+    state_v_first = _state_v_first(kwargs, state_v_first)
+    _refuse(kwargs)
     if not reverse:
         return _simple_gla(
-            tfla.mlstm_recurrent,
-            q,
-            k,
-            v,
-            g,
-            g_gamma,
-            scale,
-            initial_state,
-            output_final_state,
-            state_v_first,
+            tfla.mlstm_recurrent, q, k, v, g, g_gamma, scale, initial_state, output_final_state, state_v_first,
             cu_seqlens,
-        )
+        )  # fmt: skip
     # Sequences change their order too when the packed axis is turned around.
     q, k, v = q.flip(1), k.flip(1), v.flip(1)
     g = None if g is None else g.flip(1)
@@ -116,11 +114,28 @@ def chunk_retention(
     **kwargs: Any,
 ) -> Result:
     """Retention: head h decays by 1 - 2^(-5-h) per token."""
-    heads = torch.arange(q.shape[2], dtype=_gate_dtype(q), device=q.device)
-    g_gamma = torch.log1p(-torch.exp2(-5 - heads))
     return _simple_gla(
-        tfla.mlstm, q, k, v, None, g_gamma, scale, initial_state, output_final_state, False, cu_seqlens,
+        tfla.mlstm, q, k, v, None, _retention(q), scale, initial_state, output_final_state, False, cu_seqlens,
         **_chunk_options(kwargs),
+    )  # fmt: skip
+
+
+def fused_recurrent_retention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    reverse: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **kwargs: Any,
+) -> Result:
+    """The same token by token; with reverse from the last token of each sequence to its first."""
+    return fused_recurrent_simple_gla(
+        q, k, v, None, _retention(q), scale, initial_state, output_final_state, reverse, state_v_first, cu_seqlens,
+        **kwargs,
     )  # fmt: skip
 
 
@@ -137,12 +152,32 @@ def chunk_lightning_attn(
     **kwargs: Any,
 ) -> Result:
     """Lightning attention: head h of H decays by exp(-8 h / H (1 - layer_idx / num_layers)) per token."""
-    heads = torch.arange(q.shape[2], dtype=_gate_dtype(q), device=q.device)
-    g_gamma = -(8 / q.shape[2] * (1 - layer_idx / num_layers)) * heads
+    g_gamma = _lightning(q, layer_idx, num_layers)
     return _simple_gla(
         tfla.mlstm, q, k, v, None, g_gamma, scale, initial_state, output_final_state, False, cu_seqlens,
         **_chunk_options(kwargs),
     )  # fmt: skip
+
+
+def fused_recurrent_lightning_attn(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layer_idx: int,
+    num_layers: int,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    reverse: bool = False,
+    cu_seqlens: Tensor | None = None,
+    **kwargs: Any,
+) -> Result:
+    """The same token by token; with reverse from the last token of each sequence to its first."""
+    _refuse(kwargs)
+    g_gamma = _lightning(q, layer_idx, num_layers)
+    return fused_recurrent_simple_gla(
+        q, k, v, None, g_gamma, scale, initial_state, output_final_state, reverse, False, cu_seqlens
+    )
 
 
 def chunk_linear_attn(
@@ -185,6 +220,17 @@ def _chunk_options(kwargs: dict[str, Any]) -> dict[str, Any]:
     if unknown:
         raise TypeError(f"tfla: {sorted(unknown)[0]} is not an argument of this function")
     return {"chunk_size": kwargs.get("chunk_size"), "keep": kwargs.get("keep", DEFAULTS.keep)}
+
+
+def _retention(q: Tensor) -> Tensor:
+    """Log decays of all heads."""
+    return torch.log1p(-torch.exp2(-5 - torch.arange(q.shape[2], dtype=_gate_dtype(q), device=q.device)))
+
+
+def _lightning(q: Tensor, layer_idx: int, num_layers: int) -> Tensor:
+    """Log decays of all heads."""
+    slope = -(8 / q.shape[2] * (1 - layer_idx / num_layers))
+    return slope * torch.arange(q.shape[2], dtype=_gate_dtype(q), device=q.device)
 
 
 def _gate_dtype(q: Tensor) -> torch.dtype:

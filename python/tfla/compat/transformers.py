@@ -1,4 +1,5 @@
-"""The Hugging Face xLSTM on tfla's kernels, and models with the gated delta rule (`transformers_delta`).
+"""The Hugging Face xLSTM on tfla's kernels, and models with the gated delta rule (`transformers_delta`) or Mamba-2
+(`transformers_mamba2`).
 
     import tfla.compat.transformers
 
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import tfla
-from tfla.compat import _xlstm, transformers_delta
+from tfla.compat import _xlstm, transformers_delta, transformers_mamba2
 from tfla.compat._xlstm import States
 
 try:
@@ -68,6 +69,8 @@ class Backend(nn.Module):
         return "tfla"
 
 
+# Of which patch() replaces functions, on the CPU.
+_REPLACED = (transformers_delta.LAYERS, transformers_mamba2.LAYERS)
 _original_init = modeling_xlstm.xLSTMBlock.__init__
 
 
@@ -93,27 +96,31 @@ def _patched_init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
 def patch(model: nn.Module | None = None) -> None:
     """Gives every xLSTM model made from now on, or the given one, tfla's kernels.
 
-    Models with the gated delta rule: all of them, or with a model all of its kind, on the CPU; elsewhere they keep what
-    they have.
+    Models with the gated delta rule or Mamba-2: all of them, or with a model all of its kind, on the CPU; elsewhere
+    they keep what they have.
     """
     if model is None:
         setattr(modeling_xlstm.xLSTMBlock, "__init__", _patched_init)  # noqa: B010
-        transformers_delta.replace(transformers_delta.known_modules())
+        for layers in _REPLACED:
+            layers.replace(layers.known_modules())
         return
     blocks = [module for module in model.modules() if isinstance(module, modeling_xlstm.xLSTMBlock)]
-    delta = transformers_delta.modules_of(model)
-    if not blocks and not delta:
+    found = [layers.modules_of(model) for layers in _REPLACED]
+    if not blocks and not any(found):
         raise ValueError(
-            f"tfla: model is a {type(model).__name__} without xLSTM blocks and without the gated delta rule; patch "
-            "takes a Hugging Face xLSTM, Qwen3-Next or a relative of it"
+            f"tfla: model is a {type(model).__name__} without xLSTM blocks, without the gated delta rule and without "
+            "Mamba-2; patch takes a Hugging Face xLSTM, Qwen3-Next, Mamba-2 or a relative of these"
         )
-    transformers_delta.replace(delta)
+    for layers, modules in zip(_REPLACED, found, strict=True):
+        layers.replace(modules)
     for block in blocks:
         layer: Any = block.mlstm_layer
         layer.mlstm_backend = Backend(layer.mlstm_backend.config)
 
 
 def unpatch() -> None:
-    """Models made from now on, and all with the gated delta rule, use the kernels they would have without patch()."""
+    """Models made from now on, and all with the gated delta rule or Mamba-2, use the kernels they would have without
+    patch()."""
     setattr(modeling_xlstm.xLSTMBlock, "__init__", _original_init)  # noqa: B010
-    transformers_delta.restore()
+    for layers in _REPLACED:
+        layers.restore()

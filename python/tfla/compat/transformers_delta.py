@@ -1,29 +1,21 @@
 """The gated delta rule of Hugging Face models: Qwen3-Next, Qwen3.5 and OLMo Hybrid among them.
 
 Their layers (projections, a causal convolution, the gated delta rule, a gated norm) call two functions of the module
-that defines them, one for sequences and one for single tokens. `patch` of tfla.compat.transformers replaces these, so
-that it holds for all models of such a module, also for those made before.
+that defines them, one for sequences and one for single tokens. `patch` of tfla.compat.transformers replaces these.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import inspect
-import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tfla.compat import fla_delta
+from tfla.compat._replaced import Functions
 
 FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "olmo_hybrid")
-FUNCTIONS = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
-
-_originals: dict[ModuleType, dict[str, Callable[..., Any]]] = {}
 
 
 def _on_tfla(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,39 +54,4 @@ def _on_tfla(original: Callable[..., Any]) -> Callable[..., Any]:
     return gated_delta_rule
 
 
-def modules_of(model: nn.Module) -> set[ModuleType]:
-    """The modules whose functions the gated delta net layers of a model call."""
-    homes = {sys.modules[type(layer).__module__] for layer in model.modules() if _calls_them(type(layer))}
-    return {home for home in homes if all(hasattr(home, name) for name in FUNCTIONS)}
-
-
-def _calls_them(layer: type[nn.Module]) -> bool:
-    code = getattr(inspect.unwrap(layer.forward), "__code__", None)
-    return code is not None and set(FUNCTIONS) <= set(code.co_names)
-
-
-def known_modules() -> set[ModuleType]:
-    """Those of the families that the installed transformers has."""
-    found = set()
-    for family in FAMILIES:
-        name = f"transformers.models.{family}"
-        if importlib.util.find_spec(name) is None:
-            continue
-        module = importlib.import_module(f"{name}.modeling_{family}")
-        if any(isinstance(x, type) and issubclass(x, nn.Module) and _calls_them(x) for x in vars(module).values()):
-            found.add(module)
-    return found
-
-
-def replace(modules: set[ModuleType]) -> None:
-    for module in modules - _originals.keys():
-        _originals[module] = {name: getattr(module, name) for name in FUNCTIONS}
-        for name, original in _originals[module].items():
-            setattr(module, name, _on_tfla(original))
-
-
-def restore() -> None:
-    for module, functions in _originals.items():
-        for name, original in functions.items():
-            setattr(module, name, original)
-    _originals.clear()
+LAYERS = Functions(FAMILIES, {"torch_chunk_gated_delta_rule": _on_tfla, "torch_recurrent_gated_delta_rule": _on_tfla})
