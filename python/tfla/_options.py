@@ -47,7 +47,7 @@ def unknown(name: str, value: object, accepted: tuple[object, ...]) -> ValueErro
     return ValueError(f"tfla: {name} is {value!r}; it must be {', '.join(words[:-1])} or {words[-1]}")
 
 
-def _spacing(chunk_size: int | None) -> int:
+def spacing(chunk_size: int | None) -> int:
     """The chunk size as the library takes it: 0 lets the plan choose."""
     if chunk_size is not None and chunk_size <= 0:
         raise ValueError(f"tfla: chunk_size is {chunk_size}; it must be positive, or None to let the plan choose")
@@ -152,7 +152,7 @@ class Table:
         except (KeyError, TypeError):  # of which the second means a value that has no hash
             raise self._refusal(given) from None
         if len(codes) > self._chunk_size:
-            codes[self._chunk_size] = _spacing(codes[self._chunk_size])
+            codes[self._chunk_size] = spacing(codes[self._chunk_size])
         return tuple(codes)
 
     def encode(self, given: tuple) -> tuple:

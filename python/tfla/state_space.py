@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Literal, TypedDict, overload
 
 import torch
 from torch import Tensor, is_grad_enabled
+from torch.autograd.graph import increment_version
 from torch.compiler import is_compiling
 
+from tfla._torch import ssd as fused
 from tfla._torch import ssd_composed
 from tfla._torch.autocast import autocast
 from tfla._torch.fast_path import any_autocast
-from tfla._torch.transforms import transforms_active
+from tfla._torch.transforms import transformed, transforms_active
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -109,7 +111,8 @@ def ssd(
         x, B, C = autocast(x, B, C)
     _check_tensors(x, dt, A, B, C, D, z, dt_bias, dt_limit, step=False)
     _check_sequences(x, B, initial_state, seq_idx, cu_seqlens)
-    y, state = ssd_composed.sequence(
+    sequence = fused.sequence if _has_kernels(x) else ssd_composed.sequence
+    y, state = sequence(
         x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_state, output_final_state, seq_idx, cu_seqlens,
         chunk_size,
     )  # fmt: skip
@@ -156,7 +159,17 @@ def ssd_step(
         x, B, C = autocast(x, B, C)
     _check_tensors(x, dt, A, B, C, D, z, dt_bias, dt_limit, step=True)
     _check_state(x, B, state, slots)
-    return ssd_composed.step(x, dt, A, B, C, state, D, z, dt_bias, dt_softplus, dt_limit, slots)
+    if not (_has_kernels(x) and fused.takes_state(x, state)):
+        return ssd_composed.step(x, dt, A, B, C, state, D, z, dt_bias, dt_softplus, dt_limit, slots)
+    y = fused.run_step(x, dt, A, B, C, state, D, z, dt_bias, dt_softplus, dt_limit, slots)
+    if not is_compiling():
+        increment_version(state)  # a graph that has saved the state must not go on from the new one
+    return y
+
+
+def _has_kernels(x: Tensor) -> bool:
+    """Whether there are kernels of the operator for this call; others are composed of the mLSTM's."""
+    return x.device.type == "cpu" and (is_compiling() or not transformed())
 
 
 def _check_tensors(

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, is_grad_enabled
 
+from tfla._options import spacing
 from tfla._torch import operators  # noqa: F401  (loads the library)
 from tfla._torch.derivatives import zeros_for
 from tfla._torch.fake import gradient_of, on_one_device, state_dtype
@@ -62,9 +63,14 @@ def sequence(
     inputs = (x, dt, A, B, C, D, None if z is None else _with_rows(z.to(x.dtype)), dt_bias, state)
     keep = z is not None and is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
     y, last, _ = forward(
-        *inputs, cu_seqlens, seq_idx, dt_softplus, *_limits(dt_limit), chunk_size or 0, output_final_state, keep
+        *inputs, cu_seqlens, seq_idx, dt_softplus, *_limits(dt_limit), spacing(chunk_size), output_final_state, keep
     )
     return y, last if output_final_state else None
+
+
+def takes_state(x: Tensor, state: Tensor) -> bool:
+    """Of steps: rows that are contiguous, and float64 where x is and nowhere else."""
+    return state.stride(-1) == 1 and (state.dtype == torch.float64) == (x.dtype == torch.float64)
 
 
 def run_step(
