@@ -236,6 +236,16 @@ def test_split_returns_out_alone_in_its_dtype():
     assert out.dtype == torch.bfloat16 and relative_error(out, expected) < 4 * 2.0**-8
 
 
+def test_split_compiles_whole():
+    given = split_arguments() | {"seq_idx": torch.arange(T)[None].expand(BATCH, T) // 9}
+
+    def out(**named):
+        return mamba_split_conv1d_scan_combined(**named, chunk_size=16, headdim=P, ngroups=G)
+
+    compiled = torch.compile(out, fullgraph=True, backend="aot_eager")
+    assert relative_error(compiled(**given), out(**given)) < 1e-12
+
+
 SPLIT_REFUSED = [
     ({"activation": None}, "activation is None; it must be 'silu' or 'swish'"),
     ({"headdim": None}, "headdim is missing"),
