@@ -133,7 +133,7 @@ def one_token(dtype=torch.float32, rows=3, names=("D", "z")):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("slots", [[3, -1, 0], [-1, 1, 2], [-1, -1, -1], [2, 0, 4]], ids=str)
+@pytest.mark.parametrize("slots", [[3, -1, 0], [0, -1, 3], [-1, 1, 2], [-1, -1, -1], [2, 0, 4]], ids=str)
 def test_slots(slots, dtype):
     given, pool = one_token(), torch.randn(5, HEADS, P, N).to(dtype)
     before, used = pool.clone(), [n for n, slot in enumerate(slots) if slot >= 0]

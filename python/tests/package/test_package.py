@@ -39,7 +39,7 @@ print(len(set(sys.modules) - before), {name.split(".")[0] for name in set(sys.mo
 
 
 MISSING = [
-    ("torch", "tfla.jax", ("mlstm", "mlstm_step", "delta_rule", "delta_rule_step", "nn", "distributed", "lm")),
+    ("torch", "tfla.jax", ("mlstm", "mlstm_step", "delta_rule", "delta_rule_step", "ssd", "nn", "distributed", "lm")),
     ("jax", "tfla.mlstm and torch", ("jax",)),
 ]
 

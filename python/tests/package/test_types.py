@@ -18,6 +18,9 @@ pair: tuple[torch.Tensor, tfla.State] = tfla.mlstm_parallel(x, x, x, x, x, outpu
 h = tfla.delta_rule(x, x, x, x, write="sigmoid", A_log=x, chunk_size=3)
 both: tuple[torch.Tensor, torch.Tensor] = tfla.delta_rule(x, x, x, x, x, initial_state=x, output_final_state=True)
 h = tfla.delta_rule_step(x, x, x, x, None, x, slots=x)
+h = tfla.ssd(x, x, x, x, x, D=x, dt_limit=(0.0, 1.0))
+both = tfla.ssd(x, x, x, x, x, initial_state=x, output_final_state=True)
+h = tfla.ssd_step(x, x, x, x, x, x, slots=x)
 """
 MISUSE = {
     "tfla.mlstm(x, x, x, x, x, gate='soft')": "No overload variant",
@@ -26,6 +29,8 @@ MISUSE = {
     "tfla.delta_rule(x, x, x, x, write='tanh')": "No overload variant",
     "tfla.delta_rule(x, x, x, x, keep='states')": "No overload variant",
     "tfla.delta_rule_step(x, x, x, x, chunk_size=3)": "Unexpected keyword argument",
+    "tfla.ssd(x, x, x, x, x, keep='states')": "No overload variant",
+    "tfla.ssd_step(x, x, x, x, x)": 'Missing positional argument "state"',
     "tfla.attention": "has no attribute",
 }
 

@@ -9,9 +9,10 @@
     transforms    torch.func
     autocast      torch.autocast
     memory        out of memory, as torch says it
+    ssd_composed  tfla.ssd by way of the mLSTM, above tfla.ops: tfla.state_space imports it
 
 Private, and not `tfla.torch`: that would read as the counterpart of `tfla.jax`, which is `tfla` itself. Importing any
-of these imports them all, so that operators are never without their derivatives.
+of the others imports them all, so that operators are never without their derivatives.
 """
 
 from tfla._torch import delta, derivatives, fake, fast_path, operators, vmap

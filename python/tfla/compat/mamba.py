@@ -7,11 +7,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import functional_call
 
 import tfla
 from tfla.nn.grouped_norm import grouped_rms_norm
-from tfla.nn.short_conv import ShortConvolution, document_places
+from tfla.nn.short_conv import document_places, short_convolution
 
 __all__ = ["mamba_chunk_scan_combined", "mamba_split_conv1d_scan_combined", "selective_state_update"]
 
@@ -119,7 +118,10 @@ def mamba_split_conv1d_scan_combined(
             "number more"
         )
     mlp, z, xBC, dt = zxbcdt.split([beside, dim, channels, heads], dim=-1)
-    xBC = _convolved(xBC, conv1d_weight, conv1d_bias, seq_idx)
+    places = None
+    if seq_idx is not None:
+        places = document_places(F.pad(seq_idx[:, 1:] != seq_idx[:, :-1], (1, 0), value=True))
+    xBC = short_convolution(xBC, conv1d_weight.unsqueeze(1), conv1d_bias, None, places)
     x, B, C = xBC.split([dim, (channels - dim) // 2, (channels - dim) // 2], dim=-1)
     z_heads = z.unflatten(-1, (heads, head_dim)) if rmsnorm_weight is None else None
     options: dict[str, Any] = {
@@ -139,16 +141,6 @@ def mamba_split_conv1d_scan_combined(
     if outproj_weight is not None:
         out = F.linear(out, outproj_weight, outproj_bias)
     return (out, states) if return_final_states else out
-
-
-def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, seq_idx: Tensor | None) -> Tensor:
-    """The layer's convolution with these parameters in the place of its own, which are never made."""
-    layer = ShortConvolution(*weight.shape, bias=bias is not None, device="meta")
-    parameters = {"weight": weight.unsqueeze(1)} | ({} if bias is None else {"bias": bias})
-    places = None
-    if seq_idx is not None:
-        places = document_places(F.pad(seq_idx[:, 1:] != seq_idx[:, :-1], (1, 0), value=True))
-    return functional_call(layer, parameters, (x, None, places))
 
 
 def selective_state_update(

@@ -76,7 +76,7 @@ class Mamba2(nn.Module):
         self.in_proj = Linear(d_model, inner + channels + heads, bias=bias, **factory)  # z, x, B, C, dt
         self.conv1d = ShortConvolution(channels, d_conv, conv_bias, **factory)
         # Decays of nearly 1 over thousands of tokens: 16 bits would round them.
-        wide = {"device": device, "dtype": torch.float64 if dtype == torch.float64 else torch.float32}
+        wide: dict[str, Any] = {"device": device, "dtype": torch.float64 if dtype == torch.float64 else torch.float32}
         self.dt_bias, self.A_log = nn.Parameter(torch.empty(heads, **wide)), nn.Parameter(torch.empty(heads, **wide))
         self.D = nn.Parameter(torch.empty(inner if D_has_hdim else heads, **wide))
         self.norm = GroupedRMSNorm(inner, ngroups, norm_eps, norm_before_gate, **factory) if rmsnorm else None

@@ -34,8 +34,39 @@ def document_places(starts: Tensor) -> Places:
     return Places(token - torch.where(starts, token, 0).cummax(1).values)
 
 
+def short_convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, before: Tensor | None = None, places: Places | None = None
+) -> Tensor:
+    """y_t = silu(sum_j weight_j x_{t-W+1+j} + bias): x (B,T,channels) to the same, weight (channels,1,W).
+
+    before (N,W-1,channels): the inputs before each sequence; zeros where it is None.
+    """
+    # Shifted products rather than conv1d: they take any dtype, and sequences in one row are kept apart by a mask.
+    weight, tokens = weight.squeeze(1).to(x.dtype), x.shape[1]
+    size = weight.shape[1] - 1
+    packed = places is not None and places.sequence is not None
+    padded = _joined(x, None if packed else before, size)
+    y = x * weight[:, -1]
+    for shift in range(1, size + 1):
+        earlier = padded[:, size - shift : size - shift + tokens]
+        if places is not None:
+            earlier = _own(earlier, shift, before if packed else None, places)
+        y = y + earlier * weight[:, -1 - shift]
+    return F.silu(y if bias is None else y + bias.to(x.dtype))
+
+
+def _own(earlier: Tensor, shift: int, before: Tensor | None, places: Places) -> Tensor:
+    """With what lies `shift` tokens before the first ones of a sequence taken from its own past."""
+    inside = (places.position >= shift).unsqueeze(-1)
+    if before is None:
+        return torch.where(inside, earlier, 0)
+    size = before.shape[1]
+    index = (size - shift + places.position[0]).clamp(max=size - 1)
+    return torch.where(inside, earlier, before.to(earlier.dtype)[places.sequence, index])
+
+
 class ShortConvolution(nn.Conv1d):
-    """y_t = silu(sum_j weight_j x_{t-W+1+j} + bias): (B,T,channels) to the same; zeros before a sequence."""
+    """The parameters of `short_convolution`: (B,T,channels) to the same; zeros before a sequence."""
 
     def __init__(self, channels: int, size: int, bias: bool = False, **factory: Any) -> None:
         super().__init__(channels, channels, size, groups=channels, bias=bias, **factory)
@@ -47,25 +78,7 @@ class ShortConvolution(nn.Conv1d):
 
     def forward(self, x: Tensor, before: Tensor | None = None, places: Places | None = None) -> Tensor:
         """before (N,W-1,channels): the inputs before each sequence."""
-        # Shifted products rather than conv1d: they take any dtype, and sequences in one row are kept apart by a mask.
-        weight, tokens = self.weight.squeeze(1).to(x.dtype), x.shape[1]
-        packed = places is not None and places.sequence is not None
-        padded = _joined(x, None if packed else before, self.before)
-        y = x * weight[:, -1]
-        for shift in range(1, self.before + 1):
-            earlier = padded[:, self.before - shift : self.before - shift + tokens]
-            if places is not None:
-                earlier = self._own(earlier, shift, before if packed else None, places)
-            y = y + earlier * weight[:, -1 - shift]
-        return F.silu(y if self.bias is None else y + self.bias.to(x.dtype))
-
-    def _own(self, earlier: Tensor, shift: int, before: Tensor | None, places: Places) -> Tensor:
-        """With what lies `shift` tokens before the first ones of a sequence taken from its own past."""
-        inside = (places.position >= shift).unsqueeze(-1)
-        if before is None:
-            return torch.where(inside, earlier, 0)
-        index = (self.before - shift + places.position[0]).clamp(max=self.before - 1)
-        return torch.where(inside, earlier, before.to(earlier.dtype)[places.sequence, index])
+        return short_convolution(x, self.weight, self.bias, before, places)
 
     def last(self, x: Tensor, before: Tensor | None = None, places: Places | None = None) -> Tensor:
         """What the tokens after x need as `before`: the last W-1 inputs of each sequence."""
