@@ -34,7 +34,6 @@ ROWS: Rows = {
     "src/cpu/kernels": BELOW_BACKENDS,
     "src/cpu/stages": (*BELOW_BACKENDS, "src/cpu", "src/cpu/kernels"),
     "src/cpu/delta": (*BELOW_BACKENDS, "src/cpu", "src/cpu/kernels"),
-    "src/cpu/linear": (*BELOW_BACKENDS, "src/cpu", "src/cpu/kernels"),
     "src/cpu/ssd": (*BELOW_BACKENDS, "src/cpu", "src/cpu/kernels", "src/cpu/stages", "src/cpu/formulations"),
     "src/cpu/formulations": (*BELOW_BACKENDS, "src/cpu", "src/cpu/kernels", "src/cpu/stages"),
     "src/cuda": (*KERNELS, "src/cuda/portable", "src/cuda/sm90", "src/cuda/step"),

@@ -6,7 +6,6 @@
 
 #include "tfla/delta.h"
 #include "tfla/error.h"
-#include "tfla/linear.h"
 #include "tfla/mlstm.h"
 #include "tfla/plan.h"
 #include "tfla/ssd.h"

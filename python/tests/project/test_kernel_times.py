@@ -69,6 +69,8 @@ def test_every_kernel_has_a_name_of_the_table():
     enumeration = re.search(r"enum class Kernel [^{]*{(.*?)};", (ROOT / "src/plan/kernel_table.h").read_text(), re.S)
     named = set(re.findall(r"^  (\w+),", enumeration[1], re.M))
     sources = [path for path in (ROOT / "src/cuda").rglob("*") if path.suffix in (".cu", ".cuh")]
+    # Of the mLSTM: the other operators have tables of their own.
+    sources = [path for path in sources if path.parent.name not in ("delta", "ssd")]
     text = "\n".join(path.read_text() for path in sources)
     functions = re.findall(r"__global__ void (?:__launch_bounds__\(.*\)\s+)?(\w+)_kernel\(", text)
     assert len(functions) == text.count("__global__")
