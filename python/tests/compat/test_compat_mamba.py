@@ -125,7 +125,7 @@ REFUSED = [
     ({"initial_states": torch.zeros(BATCH, H, N, P + 1)}, "initial_state has shape"),
     (
         {
-            "seq_idx": torch.zeros(BATCH, T),
+            "seq_idx": torch.zeros(BATCH, T, dtype=torch.int32),
             "cu_seqlens": torch.tensor([0, T]),
             "initial_states": torch.zeros(1, H, P, N),
         },

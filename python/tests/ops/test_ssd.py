@@ -188,6 +188,7 @@ REFUSED = [
     ({"dt_limit": (-1.0, 1.0)}, "dt_limit is"),
     ({"dt_limit": (2.0, 1.0)}, "dt_limit is"),
     ({"seq_idx": torch.zeros(TOKENS)}, "seq_idx has shape"),
+    ({"seq_idx": torch.zeros(BATCH, TOKENS)}, "seq_idx is torch.float32; it must be of an integer dtype"),
     ({"cu_seqlens": torch.zeros(1, 2)}, "cu_seqlens has shape"),
     ({"cu_seqlens": torch.tensor([0, TOKENS])}, "cu_seqlens is given with a batch of 2"),
     ({"chunk_size": 0}, "chunk_size is 0"),

@@ -61,6 +61,8 @@ def sequence(
     x, B, C = (_with_rows(tensor) for tensor in (x, B, C))
     state = None if initial_state is None else initial_state.to(state_dtype(x))
     inputs = (x, dt, A, B, C, D, None if z is None else _with_rows(z.to(x.dtype)), dt_bias, state)
+    if seq_idx is not None and seq_idx.dtype not in (torch.int32, torch.int64):
+        seq_idx = seq_idx.long()
     keep = z is not None and is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
     y, last, _ = forward(
         *inputs, cu_seqlens, seq_idx, dt_softplus, *_limits(dt_limit), spacing(chunk_size), output_final_state, keep
