@@ -182,13 +182,15 @@ void ssd_step(StableIValue* stack, std::uint64_t /*inputs*/, std::uint64_t /*out
 
 #define TFLA_INPUTS \
   "Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D=None, Tensor? z=None, Tensor? dt_bias=None"
-#define TFLA_STEP_INPUTS                                                                                              \
-  "Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor(a!) S, Tensor? D=None, Tensor? z=None, Tensor? dt_bias=None"
+#define TFLA_STEP_INPUTS                                                                                      \
+  "Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor(a!) S, Tensor? D=None, Tensor? z=None, Tensor? " \
+  "dt_bias=None"
 
 // The options that sequences and steps have in common. No dt_max is infinity, which a schema cannot say.
 std::string steps() {
   const tfla::SsdOptions defaults;
-  return ", bool dt_softplus=" + text(defaults.dt_softplus) + ", float dt_min=" + text(defaults.dt_min) + ", float? dt_max=None";
+  return ", bool dt_softplus=" + text(defaults.dt_softplus) + ", float dt_min=" + text(defaults.dt_min) +
+         ", float? dt_max=None";
 }
 
 std::string of_sequences() {

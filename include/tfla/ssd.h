@@ -31,15 +31,15 @@ struct SsdOptions {
 };
 
 struct SsdForward {
-  TensorView x;                   // [B,T,H,P]  float32, float64, bfloat16 or float16
-  TensorView dt;                  // [B,T,H]    any float dtype
-  TensorView A;                   // [H]        negative for decays below 1, any float dtype
-  TensorView B;                   // [B,T,G,S]  dtype of x
-  TensorView C;                   // [B,T,G,S]  dtype of x
-  TensorView D = {};              // [H] or [H,P]  optional, any float dtype
-  TensorView z = {};              // [B,T,H,P]  optional, dtype of x
-  TensorView dt_bias = {};        // [H]        optional, any float dtype
-  MutableTensorView y;            // [B,T,H,P]  out, dtype of x
+  TensorView x;                       // [B,T,H,P]  float32, float64, bfloat16 or float16
+  TensorView dt;                      // [B,T,H]    any float dtype
+  TensorView A;                       // [H]        negative for decays below 1, any float dtype
+  TensorView B;                       // [B,T,G,S]  dtype of x
+  TensorView C;                       // [B,T,G,S]  dtype of x
+  TensorView D = {};                  // [H] or [H,P]  optional, any float dtype
+  TensorView z = {};                  // [B,T,H,P]  optional, dtype of x
+  TensorView dt_bias = {};            // [H]        optional, any float dtype
+  MutableTensorView y;                // [B,T,H,P]  out, dtype of x
   MutableTensorView ungated = {};     // [B,T,H,P]  optional out where z is given: y before silu(z), for backward
   TensorView initial_state = {};      // [N,H,P,S]  optional; float32, or float64 where x is; any strides
   MutableTensorView last_state = {};  // [N,H,P,S]  optional out, as initial_state, of which it may be the very view

@@ -25,7 +25,8 @@ struct Sequence {
   return {index, 0, begin, read_index(cu_seqlens, index + 1) - begin, begin};
 }
 
-// Gates made of a time step, as the state space dual has them (stages/time_step.h): i of the problem holds dt, f nothing.
+// Gates made of a time step, as the state space dual has them (stages/time_step.h): i of the problem holds dt, f
+// nothing.
 struct TimeStep {
   TensorView A;        // [H]
   TensorView bias;     // [H]    optional

@@ -34,7 +34,8 @@ SsdPlan make_ssd_plan(Operation operation, const MlstmShape& shape, const SsdOpt
 }
 
 std::string describe(const SsdPlan& plan) {
-  std::string page = fmt::format("{:<16}{}\n", "operator", "the state space dual, as an mLSTM with q = C, k = B, v = x");
+  std::string page =
+      fmt::format("{:<16}{}\n", "operator", "the state space dual, as an mLSTM with q = C, k = B, v = x");
   if (plan.operation == Operation::step) {
     page += fmt::format("{:<16}{} rows of a head's state per thread at a time\n", "panel", plan.panel);
   }

@@ -13,8 +13,8 @@ from tfla._torch.derivatives import zeros_for
 from tfla._torch.fake import gradient_of, on_one_device, state_dtype
 from tfla._torch.transforms import refusal
 
-# Inputs of those for sequences, before their options: x, dt, A, B, C, D, z, dt_bias, S, cu_seqlens, seq_idx. The last two
-# have no gradient. Behind the options of all come two of forward alone.
+# Inputs of those for sequences, before their options: x, dt, A, B, C, D, z, dt_bias, S, cu_seqlens, seq_idx. The last
+# two have no gradient. Behind the options of all come two of forward alone.
 DIFFERENTIABLE, TENSORS, OPTIONS = 9, 11, 4
 
 forward = torch.ops.tfla.ssd.default  # y, S where asked for, y before silu(z) where that is kept
@@ -57,7 +57,8 @@ def sequence(
     dt_softplus: bool, dt_limit: tuple[float, float], initial_state: Tensor | None, output_final_state: bool,
     seq_idx: Tensor | None, cu_seqlens: Tensor | None, chunk_size: int | None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """y, and the state (N,H,P,S) where asked for. Arguments are checked by tfla.ssd as far as they would mislead here."""
+    """y, and the state (sequences,H,P,N) where asked for. Arguments are checked by tfla.ssd as far as they would mislead
+    here."""
     x, B, C = (_with_rows(tensor) for tensor in (x, B, C))
     state = None if initial_state is None else initial_state.to(state_dtype(x))
     inputs = (x, dt, A, B, C, D, None if z is None else _with_rows(z.to(x.dtype)), dt_bias, state)

@@ -1,5 +1,5 @@
-"""The state space dual of Mamba-2 for JAX, by way of the mLSTM: q = C, k = B, v = x, log forget gate dt A, log input gate
-log dt, no denominator. XLA fuses what is around it."""
+"""The state space dual of Mamba-2 for JAX, by way of the mLSTM: q = C, k = B, v = x, log forget gate dt A, log input
+gate log dt, no denominator. XLA fuses what is around it."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def ssd_step(
     dt_softplus: bool = False,
     dt_limit: Limit = NO_LIMIT,
 ) -> tuple[Array, Array]:
-    """One token, or a few, on a state (B,H,P,N): y and the state after them, in the dtype of `state`. Not differentiable.
+    """One token, or a few, on a state (B,H,P,N): y and the state after them, in its dtype. Not differentiable.
 
     Shapes are those of `ssd`; for one token the axis T may be left out: x (B,H,P), dt (B,H), B, C (B,G,N).
     """

@@ -415,7 +415,9 @@ HWY_INLINE void weighted_rows(const Real* weights, const Real* C, int64_t stride
     return weigh(factor, weights, more, x, n);                                                                        \
   }                                                                                                                   \
   HWY_ATTR void multiply_##suffix(const Real* x, Real* out, int64_t n) { multiply(x, out, n); }                       \
-  HWY_ATTR void add_product_##suffix(const Real* x, const Real* y, Real* out, int64_t n) { add_product(x, y, out, n); } \
+  HWY_ATTR void add_product_##suffix(const Real* x, const Real* y, Real* out, int64_t n) {                            \
+    add_product(x, y, out, n);                                                                                        \
+  }                                                                                                                   \
   HWY_ATTR void silu_##suffix(Real* x, int64_t n) { silu(x, n); }                                                     \
   HWY_ATTR void silu_gradient_##suffix(const Real* z, const Real* u, const Real* dy, Real* dz, int64_t n) {           \
     silu_gradient(z, u, dy, dz, n);                                                                                   \

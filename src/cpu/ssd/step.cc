@@ -76,8 +76,7 @@ void store_outputs(const SsdStep& args, std::int64_t batch, std::int64_t token, 
   if (args.D.given()) {
     const std::int64_t step = args.D.rank == 2 ? args.D.strides[1] : 0;
     for (std::int64_t p = 0; p < rows; ++p) {
-      worker.y[p] +=
-          static_cast<Real>(read_gate(args.D, head * args.D.strides[0] + (first + p) * step)) * worker.x[p];
+      worker.y[p] += static_cast<Real>(read_gate(args.D, head * args.D.strides[0] + (first + p) * step)) * worker.x[p];
     }
   }
   if (args.z.given()) {

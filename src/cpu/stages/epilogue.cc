@@ -112,16 +112,16 @@ void epilogue_gradients(const Problem& problem, const TensorView& dy, const Muta
   });
 }
 
-#define TFLA_INSTANTIATE(Real)                                                                                   \
-  template struct EpilogueRows<Real>;                                                                            \
-  template void store_outputs(const Problem&, const Tile&, const Matrix<const Real>&, const Matrix<Real>&,       \
-                              const EpilogueRows<Real>&, const ForwardOutputs&);                                 \
-  template Matrix<Real> load_output_gradients(const Problem&, const TensorView&, const Tile&, const Real*,       \
-                                              const EpilogueRows<Real>&, Real*, std::int64_t, std::int64_t);     \
-  template void add_skip_gradients(const Problem&, const Tile&, const Matrix<Real>&, const EpilogueRows<Real>&,  \
-                                   const Matrix<Real>&);                                                         \
-  template struct EpilogueScratch<Real>;                                                                         \
-  template void epilogue_gradients(const Problem&, const TensorView&, const MutableTensorView&,                  \
+#define TFLA_INSTANTIATE(Real)                                                                                  \
+  template struct EpilogueRows<Real>;                                                                           \
+  template void store_outputs(const Problem&, const Tile&, const Matrix<const Real>&, const Matrix<Real>&,      \
+                              const EpilogueRows<Real>&, const ForwardOutputs&);                                \
+  template Matrix<Real> load_output_gradients(const Problem&, const TensorView&, const Tile&, const Real*,      \
+                                              const EpilogueRows<Real>&, Real*, std::int64_t, std::int64_t);    \
+  template void add_skip_gradients(const Problem&, const Tile&, const Matrix<Real>&, const EpilogueRows<Real>&, \
+                                   const Matrix<Real>&);                                                        \
+  template struct EpilogueScratch<Real>;                                                                        \
+  template void epilogue_gradients(const Problem&, const TensorView&, const MutableTensorView&,                 \
                                    const MutableTensorView&, const EpilogueScratch<Real>&)
 TFLA_INSTANTIATE(float);
 TFLA_INSTANTIATE(double);
