@@ -57,8 +57,7 @@ def sequence(
     dt_softplus: bool, dt_limit: tuple[float, float], initial_state: Tensor | None, output_final_state: bool,
     seq_idx: Tensor | None, cu_seqlens: Tensor | None, chunk_size: int | None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """y, and the state (sequences,H,P,N) where asked for. Arguments are checked by tfla.ssd as far as they would mislead
-    here."""
+    """y, and the state (sequences,H,P,N) where asked for. tfla.ssd has checked what would mislead here."""
     x, B, C = (_with_rows(tensor) for tensor in (x, B, C))
     state = None if initial_state is None else initial_state.to(state_dtype(x))
     inputs = (x, dt, A, B, C, D, None if z is None else _with_rows(z.to(x.dtype)), dt_bias, state)
