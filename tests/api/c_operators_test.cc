@@ -1,0 +1,169 @@
+// The C API of the operators besides the mLSTM gives what the C++ API gives, bit for bit, and refuses what it refuses in
+// the same words.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "tests/delta/problem.h"
+#include "tfla/tfla_c_delta.h"
+
+namespace tfla::test {
+namespace {
+
+tfla_tensor c(const TensorView& view) {
+  tfla_tensor tensor{};
+  tensor.data = const_cast<void*>(view.data);
+  tensor.dtype = static_cast<std::int32_t>(view.dtype);
+  tensor.rank = view.rank;
+  std::copy(view.shape.begin(), view.shape.end(), tensor.shape);
+  std::copy(view.strides.begin(), view.strides.end(), tensor.strides);
+  return tensor;
+}
+
+tfla_delta_options c(const DeltaOptions& options) {
+  return {.struct_size = sizeof(tfla_delta_options),
+          .write = static_cast<std::int32_t>(options.write),
+          .normalize_qk = options.normalize_qk ? 1 : 0,
+          .chunk_size = options.chunk_size,
+          .has_qk_scale = options.qk_scale ? 1 : 0,
+          .reserved = 0,
+          .qk_scale = options.qk_scale.value_or(-7)};  // not to be looked at
+}
+
+tfla_delta_forward_args c(const DeltaForward& a, const tfla_delta_options* options) {
+  return {.struct_size = sizeof(tfla_delta_forward_args),
+          .options = options,
+          .q = c(a.q),
+          .k = c(a.k),
+          .v = c(a.v),
+          .beta = c(a.beta),
+          .g = c(a.g),
+          .A_log = c(a.A_log),
+          .dt_bias = c(a.dt_bias),
+          .h = c(a.h),
+          .initial_state = c(a.initial_state),
+          .last_state = c(a.last_state),
+          .cu_seqlens = c(a.cu_seqlens)};
+}
+
+tfla_delta_backward_args c(const DeltaBackward& a, const tfla_delta_options* options) {
+  return {.struct_size = sizeof(tfla_delta_backward_args),
+          .options = options,
+          .q = c(a.q),
+          .k = c(a.k),
+          .v = c(a.v),
+          .beta = c(a.beta),
+          .g = c(a.g),
+          .A_log = c(a.A_log),
+          .dt_bias = c(a.dt_bias),
+          .dh = c(a.dh),
+          .dq = c(a.dq),
+          .dk = c(a.dk),
+          .dv = c(a.dv),
+          .dbeta = c(a.dbeta),
+          .dg = c(a.dg),
+          .dA_log = c(a.dA_log),
+          .ddt_bias = c(a.ddt_bias),
+          .initial_state = c(a.initial_state),
+          .dlast_state = c(a.dlast_state),
+          .dinitial_state = c(a.dinitial_state),
+          .cu_seqlens = c(a.cu_seqlens)};
+}
+
+// Every option away from its default in some row.
+std::vector<DeltaCase> delta_cases() {
+  DeltaCase plain;
+  plain.shape = {.batch = 2, .tokens = 70, .qk_heads = 2, .heads = 4, .dqk = 8, .dhv = 12};
+  plain.initial_state = plain.last_state_grad = true;
+  DeltaCase none = plain, gates = plain, packed = plain;
+  none.decay = Decay::none;
+  none.initial_state = none.last_state_grad = false;
+  gates.decay = Decay::biased;
+  gates.options = {.write = WriteGate::twice_sigmoid, .normalize_qk = true, .qk_scale = 0.3, .chunk_size = 16};
+  packed.shape.batch = 1;
+  packed.cu_seqlens = {0, 40, 41, 66};
+  packed.options.write = WriteGate::sigmoid;
+  return {plain, none, gates, packed};
+}
+
+TEST(CApiDeltaSmall, ForwardAndBackwardAreThoseOfCpp) {
+  for (const DeltaCase& description : delta_cases()) {
+    SCOPED_TRACE(label(description));
+    DeltaProblem problem(description);
+    const tfla_delta_options options = c(description.options);
+    const Snapshot expected = run_both(problem);
+    problem.poison();
+    const tfla_delta_forward_args forward = c(problem.forward, &options);
+    ASSERT_EQ(tfla_delta_forward(&forward, nullptr), TFLA_OK) << tfla_last_error();
+    Snapshot found = snapshot(outputs(problem.forward));
+    problem.poison();
+    const tfla_delta_backward_args backward = c(problem.backward, &options);
+    ASSERT_EQ(tfla_delta_backward(&backward, nullptr), TFLA_OK) << tfla_last_error();
+    found.merge(snapshot(outputs(problem.backward)));
+    EXPECT_TRUE(same_bits(found, expected));
+  }
+}
+
+TEST(CApiDeltaSmall, StepIsThatOfCpp) {
+  DeltaCase description = delta_cases()[2];
+  description.in_place = true;
+  DeltaProblem problem(description);
+  const DeltaForward& f = problem.forward;
+  const std::array<std::int64_t, 2> slots{1, -1};
+  const DeltaStep args{.q = f.q,
+                       .k = f.k,
+                       .v = f.v,
+                       .beta = f.beta,
+                       .g = f.g,
+                       .A_log = f.A_log,
+                       .dt_bias = f.dt_bias,
+                       .h = f.h,
+                       .state = f.last_state,
+                       .slots = {slots.data(), DType::int64, {2}},
+                       .options = description.options};
+  problem.poison();
+  delta_step(args);
+  const Snapshot expected = snapshot(outputs(args));
+  problem.poison();
+  const tfla_delta_options options = c(args.options);
+  const tfla_delta_step_args twin{.struct_size = sizeof(tfla_delta_step_args),
+                                  .options = &options,
+                                  .q = c(args.q),
+                                  .k = c(args.k),
+                                  .v = c(args.v),
+                                  .beta = c(args.beta),
+                                  .g = c(args.g),
+                                  .A_log = c(args.A_log),
+                                  .dt_bias = c(args.dt_bias),
+                                  .h = c(args.h),
+                                  .state = c(args.state),
+                                  .slots = c(args.slots)};
+  ASSERT_EQ(tfla_delta_step(&twin, nullptr), TFLA_OK) << tfla_last_error();
+  EXPECT_TRUE(same_bits(snapshot(outputs(args)), expected));
+}
+
+TEST(CApiDeltaSmall, WhatIsRefusedIsSaid) {
+  DeltaProblem problem(delta_cases()[0]);
+  tfla_delta_options options = c(DeltaOptions{});
+  const auto sentence = [&](const tfla_delta_forward_args& args) {
+    EXPECT_EQ(tfla_delta_forward(&args, nullptr), TFLA_INVALID_ARGUMENT);
+    return std::string(tfla_last_error());
+  };
+  tfla_delta_forward_args args = c(problem.forward, &options);
+  args.k.shape[3] += 1;
+  EXPECT_TRUE(sentence(args).starts_with("tfla: k has shape"));
+  args = c(problem.forward, &options);
+  args.struct_size = 8;
+  EXPECT_TRUE(sentence(args).starts_with("tfla: args->struct_size is 8"));
+  args = c(problem.forward, &options);
+  options.write = 3;
+  EXPECT_TRUE(sentence(args).starts_with("tfla: options.write is not one of"));
+  EXPECT_EQ(tfla_delta_step(nullptr, nullptr), TFLA_INVALID_ARGUMENT);
+  EXPECT_STREQ(tfla_last_error(), "tfla: args is NULL");
+}
+
+}  // namespace
+}  // namespace tfla::test
