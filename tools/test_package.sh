@@ -32,4 +32,6 @@ LD_LIBRARY_PATH=$libdir "$work/consumer"
 echo "== C"
 # shellcheck disable=SC2046
 "$cc" -std=c11 -Wall -Wextra -pedantic -Werror "$examples/c_api.c" $(pkg-config --cflags --libs tfla) -lm -o "$work/c_api"
+printf '#include <tfla/tfla_c_%s.h>\n' delta ssd |
+  "$cc" -std=c11 -Wall -Wextra -pedantic -Werror $(pkg-config --cflags tfla) -fsyntax-only -x c -
 LD_LIBRARY_PATH=$libdir "$work/c_api"
