@@ -12,24 +12,23 @@ namespace tfla::reference {
 // Sizes of what results are sums of: in SsdHeadResult squares, in SsdResult roots of their sums over all heads. Norms
 // of products are products of norms.
 struct SsdTerms {
-  double ungated = 0;   // S_p.C and D x
-  double y = 0;         // the same times silu(z)
-  double dz = 0;        // the same times dy and the slope of silu
-  double dx = 0;        // dt dS B, and D dy silu(z)
-  double dB = 0;        // dt x^T dS, head by head of a group
-  double dC = 0;        // (dy silu(z))^T S, head by head
-  double dD = 0;        // x dy silu(z) of every token
-  double ddt = 0;       // A <decay S, dS> and <x B^T, dS>, times the slope of dt
-  double dA = 0;        // dt <decay S, dS> of every token, of which dA is the sum
-  double dA_sums = 0;   // dt ||decay S|| ||dS||
-  double ddt_bias = 0;  // ddt of every token, of which ddt_bias is the sum
+  double ungated = 0;    // S_p.C and D x
+  double y = 0;          // the same times silu(z)
+  double dz = 0;         // the same times dy and the slope of silu
+  double dx = 0;         // dt dS B, and D dy silu(z)
+  double dB = 0;         // dt x^T dS, head by head of a group
+  double dC = 0;         // (dy silu(z))^T S, head by head
+  double dD = 0;         // x dy silu(z) of every token
+  double ddt = 0;        // A <decay S, dS> and <x B^T, dS>, times the slope of dt
+  double dA = 0;         // dt <decay S, dS> of every token, of which dA is the sum
+  double dA_sums = 0;    // dt ||decay S|| ||dS||
+  double ddt_bias = 0;   // ddt of every token, of which ddt_bias is the sum
   double ddt_pairs = 0;  // <S C, dy silu(z)> and <dt x B^T, dS>, times A and the slope of dt
   double dA_pairs = 0;   // the same times dt
 
   template <class Visit>
   void visit(const Visit& each) {
-    for (double* term :
-         {&ungated, &y, &dz, &dx, &dB, &dC, &dD, &ddt, &dA, &dA_sums, &ddt_bias, &ddt_pairs, &dA_pairs})
+    for (double* term : {&ungated, &y, &dz, &dx, &dB, &dC, &dD, &ddt, &dA, &dA_sums, &ddt_bias, &ddt_pairs, &dA_pairs})
       each(*term);
   }
 };

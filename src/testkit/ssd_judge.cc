@@ -14,9 +14,18 @@ using Values = std::vector<double>;
 double norm(const Values& x) { return distance(x, Values(x.size())); }
 
 DeltaResults tensors(const reference::SsdResult& r) {
-  return {{"y", r.y},   {"ungated", r.ungated}, {"S", r.last_state}, {"dx", r.dx},
-          {"ddt", r.ddt}, {"dA", r.dA},         {"dB", r.dB},        {"dC", r.dC},
-          {"dD", r.dD}, {"dz", r.dz},           {"ddt_bias", r.ddt_bias}, {"dS0", r.dinitial_state}};
+  return {{"y", r.y},
+          {"ungated", r.ungated},
+          {"S", r.last_state},
+          {"dx", r.dx},
+          {"ddt", r.ddt},
+          {"dA", r.dA},
+          {"dB", r.dB},
+          {"dC", r.dC},
+          {"dD", r.dD},
+          {"dz", r.dz},
+          {"ddt_bias", r.ddt_bias},
+          {"dS0", r.dinitial_state}};
 }
 
 // The relative error of rounding a result, as testkit/bounds.h has it: by its root mean square where many numbers make

@@ -44,9 +44,7 @@ double time_step(SsdRegime regime, double noise, std::int64_t token, std::int64_
 }
 
 // softplus of the result is y, as far as finite numbers reach: what is not above 0 becomes nearly 0.
-double softplus_inverse(double y) {
-  return y > 30 ? y : std::max(std::log(std::expm1(std::max(y, 0.0))), -80.0);
-}
+double softplus_inverse(double y) { return y > 30 ? y : std::max(std::log(std::expm1(std::max(y, 0.0))), -80.0); }
 
 void fill(const Tensor& tensor, const std::function<double(std::int64_t)>& value) {
   const std::int64_t count = tensor.given() ? reference::element_count(tensor.view) : 0;
@@ -332,8 +330,7 @@ void SsdProblem::poison_backward() {
 }
 
 bool SsdProblem::surroundings_intact() const {
-  for (const Tensor* tensor :
-       {&y_, &ungated_, &S_, &dx_, &ddt_, &dA_, &dB_, &dC_, &dD_, &dz_, &ddt_bias_, &dS0_}) {
+  for (const Tensor* tensor : {&y_, &ungated_, &S_, &dx_, &ddt_, &dA_, &dB_, &dC_, &dD_, &dz_, &ddt_bias_, &dS0_}) {
     if (tensor->given() && !tensor->buffer->margins_intact()) return false;
   }
   return std::all_of(holes_.begin(), holes_.end(), [](const Tensor& tensor) {

@@ -35,7 +35,7 @@ enum class Numbers : std::uint8_t { none, int32, int64 };
 
 struct SsdCase {
   SsdRegime regime = SsdRegime::ordinary;
-  MlstmShape shape = {};  // dqk is S, dhv is P, qk_heads is G; gate_dtype is that of dt
+  MlstmShape shape = {};           // dqk is S, dhv is P, qk_heads is G; gate_dtype is that of dt
   DType A_dtype = DType::float32;  // of A and dt_bias
   DType D_dtype = DType::float32;
   Skip skip = Skip::none;

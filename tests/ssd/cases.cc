@@ -13,16 +13,15 @@ using testkit::Numbers;
 struct DTypes {
   DType dtype, dt, A, D;
 };
-constexpr DTypes dtypes[] = {
-    {DType::float32, DType::float32, DType::float32, DType::float32},
-    {DType::float64, DType::float64, DType::float64, DType::float64},
-    {DType::bfloat16, DType::bfloat16, DType::float32, DType::float32},
-    {DType::float16, DType::float16, DType::float32, DType::float16},
-    {DType::bfloat16, DType::float32, DType::bfloat16, DType::bfloat16},
-    {DType::float16, DType::bfloat16, DType::float16, DType::float64},
-    {DType::float32, DType::bfloat16, DType::float64, DType::bfloat16},
-    {DType::float64, DType::float16, DType::bfloat16, DType::float32},
-    {DType::bfloat16, DType::float64, DType::float64, DType::float16}};
+constexpr DTypes dtypes[] = {{DType::float32, DType::float32, DType::float32, DType::float32},
+                             {DType::float64, DType::float64, DType::float64, DType::float64},
+                             {DType::bfloat16, DType::bfloat16, DType::float32, DType::float32},
+                             {DType::float16, DType::float16, DType::float32, DType::float16},
+                             {DType::bfloat16, DType::float32, DType::bfloat16, DType::bfloat16},
+                             {DType::float16, DType::bfloat16, DType::float16, DType::float64},
+                             {DType::float32, DType::bfloat16, DType::float64, DType::bfloat16},
+                             {DType::float64, DType::float16, DType::bfloat16, DType::float32},
+                             {DType::bfloat16, DType::float64, DType::float64, DType::float16}};
 
 // whole: uneven sequences, one of them empty, one of one token. padded: the same with tokens behind the last, and
 // boundaries that are a column of a table. single: one sequence with padding behind it.
