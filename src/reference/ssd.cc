@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 #include <utility>
 
 namespace tfla::reference {
@@ -174,9 +173,8 @@ class SsdRecurrence {
   SsdHeadResult result_;
 };
 
-// Where a sequence lies in a call.
 struct Range {
-  std::int64_t batch, begin, count;
+  std::int64_t batch, begin, count;  // where a sequence lies in a call
 };
 
 Range range_of(const SsdCall& call, std::int64_t sequence) {
@@ -290,10 +288,10 @@ SsdResult evaluate(const SsdCall& call, const SsdOptions& options) {
     add_rows(all.ungated, r.ungated, call, range, H, call.dim, head);
     place_entry(all.last_state, r.S, index);
     if (with_backward) add_gradients(all, r, call, sequence, head);
-    std::vector<double*> sums;
-    all.terms.visit([&](double& sum) { sums.push_back(&sum); });
-    std::size_t at = 0;
-    r.terms.visit([&](double& term) { *sums[at++] += term; });
+    Vector terms;
+    r.terms.visit([&](double& term) { terms.push_back(term); });
+    auto term = terms.begin();
+    all.terms.visit([&](double& sum) { sum += *term++; });
   }
   all.terms.visit([](double& sum) { sum = std::sqrt(sum); });
   return all;
