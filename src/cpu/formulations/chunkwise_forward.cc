@@ -36,8 +36,10 @@ void span_outputs(const Problem& problem, const Span& span, std::int64_t first, 
       if (plan.fused()) {
         denominators(problem, scratch.gates, sequence, tile.head, token, end, worker.heads[x].norm);
       }
-      const TileKeys<Real> keys = load_keys(problem, tile, worker.operands, columns);
-      tile_outputs(problem, tile, keys, gates, states[x], worker.tile, outputs);
+      const bool shares = x > 0 && tile.head % problem.group() != 0;  // queries and keys with the head before
+      const TileKeys<Real> keys = shares ? load_values(problem, tile, worker.operands, columns)
+                                         : load_keys(problem, tile, worker.operands, columns);
+      tile_outputs(problem, tile, keys, gates, states[x], worker.tile, outputs, shares);
       if (state_is_used) advance(keys, gates, states[x], states[x]);
     }
     token = end;

@@ -125,6 +125,15 @@ TileKeys<Real> load_keys(const Problem& problem, const Tile& tile, const StateBu
 }
 
 template <class Real>
+TileKeys<Real> load_values(const Problem& problem, const Tile& tile, const StateBuffers<Real>& buffers,
+                           Columns columns) {
+  const std::int64_t dqk = problem.plan.shape.dqk;
+  return {.K = spread<const Real>(buffers.k, tile.size(), dqk),
+          .V = load_tile(problem.v, tile, tile.head, buffers.v, columns.first, columns.width),
+          .Kb = dense(buffers.kb, tile.size(), dqk)};
+}
+
+template <class Real>
 void advance(const TileKeys<Real>& keys, const GateVectors<Real>& gates, const State<Real>& from, State<Real>& to,
              const State<Real>& stored) {
   const Real decay = gates.qbar[keys.K.rows - 1];
@@ -176,6 +185,7 @@ State<Real> state_at_span(const Problem& problem, const Span& span, std::int64_t
   template void advance_vector(Real, const Matrix<const Real>&, const Real*, const State<Real>&, const State<Real>&); \
   template struct StateBuffers<Real>;                                                                                 \
   template TileKeys<Real> load_keys(const Problem&, const Tile&, const StateBuffers<Real>&, Columns);                 \
+  template TileKeys<Real> load_values(const Problem&, const Tile&, const StateBuffers<Real>&, Columns);               \
   template void advance(const TileKeys<Real>&, const GateVectors<Real>&, const State<Real>&, State<Real>&,            \
                         const State<Real>&);                                                                          \
   template void states_at_spans(const Problem&, const GateVectors<Real>&, const Sequence&, std::int64_t, Columns,     \

@@ -76,6 +76,11 @@ template <class Real>
 [[nodiscard]] TileKeys<Real> load_keys(const Problem& problem, const Tile& tile, const StateBuffers<Real>& buffers,
                                        Columns columns);
 
+// The same where the buffers have K of these tokens, from a head that has the same keys.
+template <class Real>
+[[nodiscard]] TileKeys<Real> load_values(const Problem& problem, const Tile& tile, const StateBuffers<Real>& buffers,
+                                         Columns columns);
+
 // The state at the end of a tile from the one at its beginning, which may be the same memory, and a copy where `stored`
 // has memory. `gates` are the tile's.
 template <class Real>
