@@ -9,6 +9,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
 #include "cli/support/ceilings.h"
@@ -69,6 +70,8 @@ void parse_size(AnalyseOptions& options, const std::string& option, const std::s
   options.dims = {.dqk = static_cast<double>(shape.dqk), .dhv = static_cast<double>(shape.dhv)};
 }
 
+std::vector<Sheet> analyse_scale(const AnalyseOptions& options) { return to_sheets(make_scale_report(options.scale)); }
+
 struct Subject {
   const char* name;
   const char* help;
@@ -82,6 +85,7 @@ constexpr Subject subjects[] = {
     {"roofline", "what each machine allows at that intensity", analyse_roofline},
     {"chunk", "the chunk size with the fewest operations and with the least time", analyse_chunk},
     {"transfer", "gain of the mLSTM before and after the norm layer over its gates", analyse_transfer},
+    {"scale", "what GPUs that train a language model send each other, and the time of a step", analyse_scale},
 };
 
 bool takes_machines(const Subject& subject) {
@@ -98,6 +102,10 @@ void add_subject_options(CLI::App& app, const Subject& subject, AnalyseOptions& 
     if (text.empty()) throw UsageError(fmt::format("tfla: {} was empty; it must be a folder", option));
     o.out = text;
   });
+  if (subject.make == analyse_scale) {
+    add_scale_options(app, o.scale);
+    return;
+  }
   if (subject.make == analyse_transfer) {
     add("--step", "X", "distance of grid points in both gates, 0.1 to 4 (default 0.5)",
         [&o](Text option, Text text) { o.step = parse_real(option, text, 0.1, 4); });
@@ -140,7 +148,11 @@ int analyse(const Subject& subject, AnalyseOptions options) {
   }
   const std::vector<Sheet> sheets = subject.make(options);
   folder.write(sheets);
-  fmt::print("{}", to_text(sheets));
+  if (options.scale.json) {
+    fmt::print("{}\n", to_json(make_scale_report(options.scale)).dump(2));
+  } else {
+    fmt::print("{}", to_text(sheets));
+  }
   return 0;
 }
 
