@@ -68,7 +68,8 @@ struct Collective {
 // Bytes that a rank sends in one call, by a ring.
 [[nodiscard]] double sent(const Collective& collective);
 
-// What a step sends, from the second one on: in the first DDP does not know yet in which order gradients arrive.
+// What a step sends, from the third one on: DDP learns in the first in which order gradients arrive, and the ranks
+// agree on their buckets in the second.
 [[nodiscard]] std::vector<Collective> collectives(const Model& model, const Training& training);
 
 // Bytes on a GPU, the one with the largest shards. Weights, gradients and moments of AdamW are float32.
