@@ -23,6 +23,9 @@ ODD: dict = {"layers": 3, "dim": 36, "heads": 3, "vocab": 321, "ffn_dim": 101}
 RUNS: dict[str, tuple[dict, dict]] = {
     "ddp": ({}, ODD),
     "ddp, buckets": ({"batch": 2, "context": 16}, {"layers": 2, "dim": 1024, "heads": 4, "vocab": 1024}),
+    "context, large states": (
+        {"batch": 2, "context": 16, "context_parallel": 2}, {"layers": 2, "dim": 1024, "heads": 1, "vocab": 320},
+    ),
     "ddp, micro-batches": ({"micro_batch": 1}, ODD),
     "fsdp": ({"parallel": "fsdp"}, ODD),
     "fsdp, micro-batches": ({"parallel": "fsdp", "micro_batch": 1}, ODD),
@@ -66,13 +69,22 @@ class Collectives(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+def written() -> int:
+    """Bytes that this process has written so far; in a step these are gloo's, to its sockets."""
+    lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(lines["wchar"])
+
+
 class Trainer(training._Trainer):
     steps: list[list[tuple[str, int]]] = []
     memory: dict[str, int] = {}
+    wire = 0  # bytes of the last step
 
     def _update(self) -> None:
+        before = written()
         with Collectives() as collectives:
             super()._update()
+        Trainer.wire = written() - before
         Trainer.steps.append(collectives.seen)
         parameters = [getattr(x, "_local_tensor", x) for x in self.model.parameters()]
         states = self.optimizer.state.values()
@@ -96,7 +108,7 @@ def main() -> None:
         )
         training.train(small_model(**model), small_recipe(**recipe), data, run)
         assert len(Trainer.steps) == 4
-        sent[name] = {"steps": Trainer.steps, "memory": Trainer.memory}
+        sent[name] = {"steps": Trainer.steps, "memory": Trainer.memory, "wire": Trainer.wire}
     (out / f"sent-{rank}.json").write_text(json.dumps(sent))
     dist.barrier()
     dist.destroy_process_group()

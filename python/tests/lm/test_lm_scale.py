@@ -67,6 +67,14 @@ def totals(calls: Counter) -> Counter:
     return total
 
 
+@pytest.mark.parametrize("name", ["ddp, buckets", "context, large states"])
+def test_sockets_carry_what_rings_send(sent, name):
+    """Megabytes, beside which gloo's headers are small. Not of FSDP: gloo scatters sums by a whole all-reduce."""
+    (run,) = analysed(*options_of(name))["runs"]
+    for rank in range(RANKS):
+        assert sent[rank][name]["wire"] == pytest.approx(run["sent_bytes"], rel=1e-3)
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_memory_is_that_of_the_first_process(sent, name):
     (run,) = analysed(*options_of(name))["runs"]
