@@ -1,4 +1,4 @@
-// tfla analyse: the paper's analysis (appendices D, F, G), computed.
+// tfla analyse: the paper's analysis (appendices D, F, G), computed; and what training on several GPUs takes.
 #include "cli/analyse/analyse.h"
 
 #include <fmt/format.h>
@@ -27,7 +27,8 @@ constexpr const char* examples =
     "  tfla analyse flops --shape 1,8192,1,128,256               the tables of appendix F for one head\n"
     "  tfla analyse chunk --shape 1,8192,16,128,256 --state-bytes 2 --accelerator H200\n"
     "  tfla analyse roofline --accelerator H100,here             with this machine's measured ceilings\n"
-    "  tfla analyse transfer --out curves                        gains before and after the norm layer";
+    "  tfla analyse transfer --out curves                        gains before and after the norm layer\n"
+    "  tfla analyse scale --model 160m --gpus 8,64               what training on several GPUs sends";
 
 constexpr const char* here = "here";
 
@@ -159,7 +160,8 @@ int analyse(const Subject& subject, AnalyseOptions options) {
 }  // namespace
 
 Command add_analyse(CLI::App& program) {
-  CLI::App* app = program.add_subcommand("analyse", "the paper's analysis: counts, rooflines, chunk sizes, gains");
+  CLI::App* app =
+      program.add_subcommand("analyse", "the paper's analysis: counts, rooflines, chunk sizes, gains; several GPUs");
   app->footer(examples);
   app->require_subcommand(0, 1);
   auto options = std::make_shared<AnalyseOptions>();
