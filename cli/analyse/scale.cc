@@ -74,8 +74,8 @@ std::string description(const ScaleReport& report) {
 
 Sheet step_sheet(const ScaleReport& report) {
   Sheet sheet{.name = "scale_steps",
-              .columns = {"strategy", "gpus", "context_ranks", "sent_gb", "communication_ms", "hidden_ms", "step_ms",
-                          "tokens_per_second", "efficiency_percent", "without_overlap_percent"},
+              .columns = {"strategy", "gpus", "context_ranks", "sent_gb", "network_ms", "hidden_ms", "step_ms",
+                          "tokens_per_second", "efficiency_percent", "no_overlap_percent"},
               .title = description(report)};
   for (const ScaleRun& run : report.runs) {
     std::vector<std::string> cells = run_cells(run);

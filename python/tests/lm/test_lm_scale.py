@@ -1,7 +1,9 @@
 """`tfla analyse scale`: its bytes against what two processes hand to their collectives, its models against ours."""
 
 import json
+import re
 import subprocess
+import textwrap
 from collections import Counter
 
 import pytest
@@ -102,3 +104,14 @@ def test_measured_times_are_those_of_their_source():
         assert found["step_seconds"] == pytest.approx(row["milliseconds"] / 1e3, abs=1e-7)
         assert found["kernel_seconds"] == pytest.approx(row["kernel_milliseconds"] / 1e3, abs=1e-7)
         assert row["milliseconds"] * row["tokens_per_second"] / 1e3 == pytest.approx(found["tokens"])
+
+
+def test_tables_of_the_page_are_the_programs():
+    """Blocks that begin with a command have lines of what it prints."""
+    blocks = re.findall(
+        r"^    \$ tfla (.+)\n((?:    .+\n)+)", (ROOT / "docs" / "lm_scale.md").read_text(), re.MULTILINE
+    )
+    assert len(blocks) == 3
+    for command, table in blocks:
+        printed = subprocess.run([PROGRAM, *command.split()], check=True, capture_output=True, text=True).stdout
+        assert textwrap.dedent(table) in printed
