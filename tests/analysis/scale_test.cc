@@ -3,6 +3,7 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
 #include "plan/cost/scale.h"
 
@@ -94,6 +95,14 @@ TEST(ScaleSmall, DdpFillsItsBuckets) {
   EXPECT_EQ(rows(small, training(Strategy::ddp, 8)).at("gradients").bytes, 1 << 20);  // with the norm
   small.vocab += 1;
   EXPECT_EQ(rows(small, training(Strategy::ddp, 8)).at("gradients").bytes, 1 << 20);  // without
+}
+
+// As two processes that train it send them.
+TEST(ScaleSmall, DdpBeginsWithTheHead) {
+  const Model model = {2, 1024, 4, 1024, feed_forward_dim(1024), 512, 1024};
+  std::vector<std::int64_t> bytes;
+  for (const Collective& one : collectives(model, training(Strategy::ddp, 2))) bytes.push_back(one.bytes);
+  EXPECT_EQ(bytes, (std::vector<std::int64_t>{4194304, 33820672, 28094496, 26742784, 16818208}));
 }
 
 TEST(ScaleSmall, FsdpGathersBlocksTwiceInEveryMicroBatch) {
