@@ -176,7 +176,8 @@ void add_training_options(CLI::App& app, ScaleOptions& o) {
     o.gpus = parse_integers(option, text);
     for (const std::int64_t gpus : o.gpus) (void)parse_integer(option, fmt::format("{}", gpus), 1, most_gpus);
   });
-  add_text_option(app, "--strategy", "NAME,...", "ddp, fsdp, context (with ddp), context-fsdp, or all",
+  add_text_option(app, "--strategy", "NAME,...",
+                  "ddp, fsdp, context (with ddp), context-fsdp, or all (default the first three)",
                   [&o](Text option, Text text) {
                     o.strategies.clear();
                     for (const std::size_t x : parse_words(option, text, {"ddp", "fsdp", "context", "context-fsdp"})) {
