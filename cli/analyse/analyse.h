@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/analyse/scale.h"
 #include "cli/analyse/sheet.h"
 #include "tfla/analysis.h"
 
@@ -21,6 +22,7 @@ struct AnalyseOptions {
   std::vector<analysis::Accelerator> machines;
   double step = 0.5;  // of the gates' grid
   int threads = 0;
+  ScaleOptions scale;
 
   [[nodiscard]] double pqk() const { return dims.dqk / dims.dhv; }
   [[nodiscard]] analysis::Model model(analysis::Pass which, Formulation formulation = Formulation::chunkwise) const {

@@ -1,4 +1,4 @@
-// tfla analyse: the paper's analysis (appendices D, F, G), computed.
+// tfla analyse: the paper's analysis (appendices D, F, G), computed; and what training on several GPUs takes.
 #include "cli/analyse/analyse.h"
 
 #include <fmt/format.h>
@@ -9,6 +9,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
 #include "cli/support/ceilings.h"
@@ -26,7 +27,8 @@ constexpr const char* examples =
     "  tfla analyse flops --shape 1,8192,1,128,256               the tables of appendix F for one head\n"
     "  tfla analyse chunk --shape 1,8192,16,128,256 --state-bytes 2 --accelerator H200\n"
     "  tfla analyse roofline --accelerator H100,here             with this machine's measured ceilings\n"
-    "  tfla analyse transfer --out curves                        gains before and after the norm layer";
+    "  tfla analyse transfer --out curves                        gains before and after the norm layer\n"
+    "  tfla analyse scale --model 160m --gpus 8,64               what training on several GPUs sends";
 
 constexpr const char* here = "here";
 
@@ -69,6 +71,8 @@ void parse_size(AnalyseOptions& options, const std::string& option, const std::s
   options.dims = {.dqk = static_cast<double>(shape.dqk), .dhv = static_cast<double>(shape.dhv)};
 }
 
+std::vector<Sheet> analyse_scale(const AnalyseOptions& options) { return to_sheets(make_scale_report(options.scale)); }
+
 struct Subject {
   const char* name;
   const char* help;
@@ -82,6 +86,7 @@ constexpr Subject subjects[] = {
     {"roofline", "what each machine allows at that intensity", analyse_roofline},
     {"chunk", "the chunk size with the fewest operations and with the least time", analyse_chunk},
     {"transfer", "gain of the mLSTM before and after the norm layer over its gates", analyse_transfer},
+    {"scale", "what GPUs that train a language model send each other, and the time of a step", analyse_scale},
 };
 
 bool takes_machines(const Subject& subject) {
@@ -98,6 +103,10 @@ void add_subject_options(CLI::App& app, const Subject& subject, AnalyseOptions& 
     if (text.empty()) throw UsageError(fmt::format("tfla: {} was empty; it must be a folder", option));
     o.out = text;
   });
+  if (subject.make == analyse_scale) {
+    add_scale_options(app, o.scale);
+    return;
+  }
   if (subject.make == analyse_transfer) {
     add("--step", "X", "distance of grid points in both gates, 0.1 to 4 (default 0.5)",
         [&o](Text option, Text text) { o.step = parse_real(option, text, 0.1, 4); });
@@ -140,14 +149,19 @@ int analyse(const Subject& subject, AnalyseOptions options) {
   }
   const std::vector<Sheet> sheets = subject.make(options);
   folder.write(sheets);
-  fmt::print("{}", to_text(sheets));
+  if (options.scale.json) {
+    fmt::print("{}\n", to_json(make_scale_report(options.scale)).dump(2));
+  } else {
+    fmt::print("{}", to_text(sheets));
+  }
   return 0;
 }
 
 }  // namespace
 
 Command add_analyse(CLI::App& program) {
-  CLI::App* app = program.add_subcommand("analyse", "the paper's analysis: counts, rooflines, chunk sizes, gains");
+  CLI::App* app =
+      program.add_subcommand("analyse", "the paper's analysis: counts, rooflines, chunk sizes, gains; several GPUs");
   app->footer(examples);
   app->require_subcommand(0, 1);
   auto options = std::make_shared<AnalyseOptions>();

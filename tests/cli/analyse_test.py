@@ -20,6 +20,7 @@ SUBJECTS = {
     "roofline": {"roofline_machines", "roofline_points"},
     "chunk": {"chunk_best", "chunk_cpu_tiles", "chunk_flop_optimal", "chunk_runtime_optimal", "chunk_over_intensity"},
     "transfer": {"transfer"},
+    "scale": {"scale_steps", "scale_collectives", "scale_memory"},
 }
 EPSILONS = ("after_1e-2", "after_1e-6", "after_1e-8")
 Row = dict[str, str]
@@ -94,7 +95,7 @@ class Files(ProgramTest):
 class Refusals(ProgramTest):
     def test_command_line(self) -> None:
         for arguments, names in (
-            ((), "flops, bytes, runtime, intensity, roofline, chunk, transfer"),
+            ((), "flops, bytes, runtime, intensity, roofline, chunk, transfer, scale"),
             (("gossip",), "gossip"),
             (("flops", "extra"), "extra"),
             (("flops", "--accelerator", "H100"), "--accelerator"),
