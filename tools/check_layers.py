@@ -30,9 +30,12 @@ ROWS: Rows = {
     PUBLIC: (),
     "src/core": (),
     "src/plan": ("src/core",),
-    "src/cpu": (*BELOW_BACKENDS, "src/cpu/kernels", "src/cpu/stages", "src/cpu/formulations", "src/cpu/delta"),
+    "src/cpu": (
+        *BELOW_BACKENDS, "src/cpu/kernels", "src/cpu/stages", "src/cpu/formulations", "src/cpu/delta", "src/cpu/conv"
+    ),
     "src/cpu/kernels": BELOW_BACKENDS,
     "src/cpu/stages": (*BELOW_BACKENDS, "src/cpu", "src/cpu/kernels"),
+    "src/cpu/conv": (*BELOW_BACKENDS, "src/cpu", "src/cpu/kernels"),
     "src/cpu/delta": (*BELOW_BACKENDS, "src/cpu", "src/cpu/kernels"),
     "src/cpu/formulations": (*BELOW_BACKENDS, "src/cpu", "src/cpu/kernels", "src/cpu/stages"),
     "src/cuda": (*KERNELS, "src/cuda/portable", "src/cuda/sm90", "src/cuda/step"),
