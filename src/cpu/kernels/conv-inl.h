@@ -83,7 +83,7 @@ HWY_INLINE V sigmoid_denominator(D d, V x) {
 }
 
 template <class Real>
-HWY_INLINE void correlate(const Correlation<Real>& work, bool silu) {
+HWY_INLINE void correlate_activated(const Correlation<Real>& work, bool silu) {
   if (silu) {
     correlate_any(work, [](auto d, auto sum, int64_t, int64_t)
                             HWY_ATTR { return hn::Div(sum, sigmoid_denominator(d, sum)); });
@@ -94,7 +94,7 @@ HWY_INLINE void correlate(const Correlation<Real>& work, bool silu) {
 
 // silu'(z) = s (1 + z (1 - s)) with s = sigmoid(z)
 template <class Real>
-HWY_INLINE void correlate_slope(const Correlation<Real>& work, const Real* dy, int64_t dy_outer) {
+HWY_INLINE void correlate_to_slope(const Correlation<Real>& work, const Real* dy, int64_t dy_outer) {
   correlate_any(work, [=](auto d, auto sum, int64_t o, int64_t j) HWY_ATTR {
     const auto one = hn::Set(d, Real{1});
     const auto s = hn::Div(one, sigmoid_denominator(d, sum));
@@ -176,7 +176,7 @@ HWY_INLINE void sum_taps(const TapSums<Real>& work, int64_t first) {
 
 // Four taps at a time, so that their sums stay in registers.
 template <class Real>
-HWY_INLINE void add_tap_sums(const TapSums<Real>& work) {
+HWY_INLINE void add_all_taps(const TapSums<Real>& work) {
   int64_t first = 0;
   for (; first + 4 <= work.width; first += 4) {
     if (first == 0) {
@@ -195,11 +195,11 @@ HWY_INLINE void add_tap_sums(const TapSums<Real>& work) {
 }
 
 #define TFLA_CONV_ENTRIES(Real, suffix)                                                                            \
-  HWY_ATTR void correlate_##suffix(const Correlation<Real>& work, bool silu) { correlate(work, silu); }            \
+  HWY_ATTR void correlate_##suffix(const Correlation<Real>& work, bool silu) { correlate_activated(work, silu); }            \
   HWY_ATTR void correlate_slope_##suffix(const Correlation<Real>& work, const Real* dy, int64_t dy_outer) {        \
-    correlate_slope(work, dy, dy_outer);                                                                           \
+    correlate_to_slope(work, dy, dy_outer);                                                                        \
   }                                                                                                                \
-  HWY_ATTR void add_tap_sums_##suffix(const TapSums<Real>& work) { add_tap_sums(work); }
+  HWY_ATTR void add_tap_sums_##suffix(const TapSums<Real>& work) { add_all_taps(work); }
 TFLA_CONV_ENTRIES(float, f32)
 TFLA_CONV_ENTRIES(double, f64)
 #undef TFLA_CONV_ENTRIES
