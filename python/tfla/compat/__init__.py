@@ -3,5 +3,6 @@
 tfla.compat.mlstm_kernels   register(): our kernels under new names in mlstm_kernels' registries
 tfla.compat.transformers    patch(): the Hugging Face xLSTM, Qwen3-Next and its relatives on our kernels
 tfla.compat.fla             flash-linear-attention's functions with a scalar decay per head, and its delta rule
+tfla.compat.causal_conv1d   causal_conv1d_fn and causal_conv1d_update
 tfla.compat.mamba           mamba_chunk_scan_combined, Mamba-2's state space dual
 """
