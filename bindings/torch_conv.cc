@@ -25,8 +25,8 @@ using tfla::binding::text;
 using tfla::binding::Views;
 using tfla::binding::with_token_axis;
 
-// What all operators of the convolution take. state: the initial one of sequences; index: cu_seqlens of sequences, slots
-// of steps; place: seq_idx of sequences, cache_seqlens of steps.
+// What all operators of the convolution take. state: the initial one of sequences; index: cu_seqlens of sequences,
+// slots of steps; place: seq_idx of sequences, cache_seqlens of steps.
 struct Conv {
   Owned x, weight, bias, state, index, place;
   tfla::ConvOptions options;
@@ -151,7 +151,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(tfla, library) {
   const auto define = [&](const std::string& schema) { library.def(schema.c_str()); };
   define("causal_conv1d(" + of_sequences() + " -> Tensor");
   define("causal_conv1d_with_state(" + of_sequences() + " -> (Tensor, Tensor)");
-  define("causal_conv1d_backward(Tensor dy, Tensor? dstate, " + of_sequences() + " -> (Tensor, Tensor, Tensor, Tensor)");
+  define("causal_conv1d_backward(Tensor dy, Tensor? dstate, " + of_sequences() +
+         " -> (Tensor, Tensor, Tensor, Tensor)");
   define(
       "causal_conv1d_step(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) state, Tensor? slots=None, "
       "Tensor? cache_seqlens=None, int activation=0) -> Tensor");

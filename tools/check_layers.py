@@ -31,7 +31,12 @@ ROWS: Rows = {
     "src/core": (),
     "src/plan": ("src/core",),
     "src/cpu": (
-        *BELOW_BACKENDS, "src/cpu/kernels", "src/cpu/stages", "src/cpu/formulations", "src/cpu/delta", "src/cpu/conv"
+        *BELOW_BACKENDS,
+        "src/cpu/kernels",
+        "src/cpu/stages",
+        "src/cpu/formulations",
+        "src/cpu/delta",
+        "src/cpu/conv",
     ),
     "src/cpu/kernels": BELOW_BACKENDS,
     "src/cpu/stages": (*BELOW_BACKENDS, "src/cpu", "src/cpu/kernels"),

@@ -1,4 +1,5 @@
-"""Times the causal convolution with SiLU on this CPU: tfla and PyTorch's conv1d. Writes docs/benchmarks/conv_cpu.{json,md}.
+"""Times the causal convolution with SiLU on this CPU: tfla and PyTorch's conv1d. Writes conv_cpu.{json,md} of
+docs/benchmarks.
 
 Both sides take turns in one process. Their results are compared before anything is timed.
 """
@@ -147,8 +148,8 @@ def page(measured: dict[str, Any]) -> str:
     text = (
         f"{about['cpu']}, {about['threads']} threads, {about['date']}; tfla {about['tfla']}, {packages}, Python "
         f"{about['python']}. Before it began, other processes took {about['busy_before']:.0%} of the cores. "
-        f"`tfla.causal_conv1d` of width {WIDTH} with a bias and SiLU beside `F.conv1d` and `F.silu`. Both take turns in one "
-        f"process; medians of {about['rounds']} rounds. Training is forward and all gradients."
+        f"`tfla.causal_conv1d` of width {WIDTH} with a bias and SiLU beside `F.conv1d` and `F.silu`. Both take turns in "
+        f"one process; medians of {about['rounds']} rounds. Training is forward and all gradients."
     )
     command = "`PYTHONPATH=python python -m benchmarks.cpu.conv`"
     end = f"{command} writes this page and [conv_cpu.json](conv_cpu.json).\n"

@@ -28,11 +28,11 @@ struct ConvOptions {
 
 // A state is the last W-1 inputs of a sequence, the oldest first.
 struct ConvForward {
-  TensorView x;                   // [B,T,D]    float32, float64, bfloat16 or float16
-  TensorView weight;              // [D,W]      any float dtype, W at most max_conv_width
-  TensorView bias = {};           // [D]        optional, any float dtype; default 0
-  MutableTensorView y;            // [B,T,D]    out, dtype of x
-  TensorView initial_state = {};  // [N,W-1,D]  optional, any float dtype; N: as in MlstmForward
+  TensorView x;                       // [B,T,D]    float32, float64, bfloat16 or float16
+  TensorView weight;                  // [D,W]      any float dtype, W at most max_conv_width
+  TensorView bias = {};               // [D]        optional, any float dtype; default 0
+  MutableTensorView y;                // [B,T,D]    out, dtype of x
+  TensorView initial_state = {};      // [N,W-1,D]  optional, any float dtype; N: as in MlstmForward
   MutableTensorView last_state = {};  // [N,W-1,D]  optional out, any float dtype; may be the very view of initial_state
   TensorView cu_seqlens = {};         // [N+1]      optional, as in MlstmForward
   TensorView seq_idx = {};  // [B,T]      optional, int32 or int64: neighbours of one number are a sequence, a number
@@ -58,12 +58,12 @@ struct ConvBackward {
 };
 
 struct ConvStep {
-  TensorView x;             // [B,T,D]  T new tokens, usually 1
-  TensorView weight;        // [D,W]
-  TensorView bias = {};     // [D]
-  MutableTensorView y;      // [B,T,D]  out, dtype of x
-  MutableTensorView state;  // [S,L,D]  the last L inputs, L at least W-1, any float dtype; updated in place
-  TensorView slots = {};    // [B]      optional, as in MlstmStep
+  TensorView x;                   // [B,T,D]  T new tokens, usually 1
+  TensorView weight;              // [D,W]
+  TensorView bias = {};           // [D]
+  MutableTensorView y;            // [B,T,D]  out, dtype of x
+  MutableTensorView state;        // [S,L,D]  the last L inputs, L at least W-1, any float dtype; updated in place
+  TensorView slots = {};          // [B]      optional, as in MlstmStep
   TensorView cache_seqlens = {};  // [B]  optional, int32 or int64, not below 0: the state is a ring, in which the input
                                   //      number i of a sequence lies in row i modulo L, and so many came before
   ConvOptions options = {};
@@ -74,9 +74,9 @@ inline constexpr std::int64_t max_conv_width = 32;
 // What a call looks like without its pointers.
 struct ConvShape {
   std::int64_t batch = 1;
-  std::int64_t tokens = 0;    // T; for packed sequences the length of the packed axis
-  std::int64_t channels = 1;  // D
-  std::int64_t width = 1;     // W
+  std::int64_t tokens = 0;       // T; for packed sequences the length of the packed axis
+  std::int64_t channels = 1;     // D
+  std::int64_t width = 1;        // W
   std::int64_t sequences = 1;    // N
   DType dtype = DType::float32;  // of x and y
   bool packed = false;           // cu_seqlens is given; else N = B

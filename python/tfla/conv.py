@@ -1,4 +1,4 @@
-"""The causal convolution of a few tokens, channel by channel, for PyTorch: whole sequences, and the step for decoding."""
+"""The causal convolution of a few tokens, channel by channel, for PyTorch: whole sequences, and the decoding step."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def causal_conv1d(
         initial_state: (N,W-1,D) any float dtype, the inputs before each sequence, the oldest first; N = B, or the
             sequences of cu_seqlens. None is 0.
         output_final_state: also return the last W-1 inputs of each sequence, with gradients through them.
-        seq_idx: (B,T) int32 or int64: neighbours of one number are a sequence, which does not see the others. Where it is
-            below 0 is padding: y and gradients are 0. Without states and cu_seqlens.
+        seq_idx: (B,T) int32 or int64: neighbours of one number are a sequence, which does not see the others. Where it
+            is below 0 is padding: y and gradients are 0. Without states and cu_seqlens.
         cu_seqlens: (N+1) int32 or int64, 0 = c_0 <= ... <= c_N <= T: N sequences packed into one row (then B = 1).
             Tokens from c_N on are padding: their rows of y and of all gradients are 0.
         layout: "btd" as above, or "bdt": x, y (B,D,T) and states (N,D,W-1). Neither is copied.
@@ -129,8 +129,8 @@ def causal_conv1d_step(
 
     Args:
         x: (B,D) for one token, or (B,T,D) for T of them ((B,D,T) with layout "bdt").
-        state: (S,L,D), L at least W-1, any float dtype and strides ((S,D,L) with layout "bdt"): the last L inputs of each
-            sequence, the oldest first; overwritten by those after the last token.
+        state: (S,L,D), L at least W-1, any float dtype and strides ((S,D,L) with layout "bdt"): the last L inputs of
+            each sequence, the oldest first; overwritten by those after the last token.
         slots: (B) int32 or int64: row b works on state slots[b] of a pool of S, each slot at most once. A row with slot
             -1 is padding: it has no state, and its y is 0. None: row b on state b, with S = B.
         cache_seqlens: (B) int32 or int64: the state is a ring, in which the input number i of a sequence lies in row

@@ -76,11 +76,13 @@ void check_numbers(const TensorView& seq_idx, const ConvShape& shape) {
     for (std::int64_t t = 1; t < shape.tokens; ++t) {
       const std::int64_t number = read_index(row, t);
       if (number == read_index(row, t - 1)) continue;
-      for (std::int64_t back = begin - 1; number >= 0 && back >= std::max<std::int64_t>(t - shape.width + 1, 0); --back) {
+      for (std::int64_t back = begin - 1; number >= 0 && back >= std::max<std::int64_t>(t - shape.width + 1, 0);
+           --back) {
         if (read_index(row, back) != number) continue;
-        refuse(fmt::format("tfla: seq_idx is {} again at token {} of row {}, {} tokens after another number; the tokens "
-                           "of a sequence must be neighbours",
-                           number, t, b, t - begin));
+        refuse(
+            fmt::format("tfla: seq_idx is {} again at token {} of row {}, {} tokens after another number; the tokens "
+                        "of a sequence must be neighbours",
+                        number, t, b, t - begin));
       }
       begin = t;
     }
@@ -88,12 +90,14 @@ void check_numbers(const TensorView& seq_idx, const ConvShape& shape) {
 }
 
 template <class Args>
-void check_seq_idx(const Args& args, const ConvShape& shape, std::initializer_list<std::pair<const char*, bool>> apart) {
+void check_seq_idx(const Args& args, const ConvShape& shape,
+                   std::initializer_list<std::pair<const char*, bool>> apart) {
   if (!args.seq_idx.given()) return;
   check_tensor("seq_idx", args.seq_idx, {shape.batch, shape.tokens}, "(B,T)", LastAxis::any);
   check_dtype("seq_idx", args.seq_idx, integers);
   for (const auto& [name, given] : apart) {
-    if (given) refuse(fmt::format("tfla: seq_idx is given with {}; sequences that it tells apart have no states", name));
+    if (given)
+      refuse(fmt::format("tfla: seq_idx is given with {}; sequences that it tells apart have no states", name));
   }
   check_numbers(args.seq_idx, shape);
 }

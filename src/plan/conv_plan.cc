@@ -19,8 +19,9 @@ constexpr std::int64_t least_work = 1 << 14;
 // More than this would not change anything, and might not fit into 64 bits.
 constexpr std::int64_t many = std::int64_t{1} << 40;
 
-// Tiles of x and of what is made of it stay in the second-level cache; rows of them are long enough for the loads of one
-// line to bring the next ones. A span is what the sums of gradients are rounded by, so that it depends on no threads.
+// Tiles of x and of what is made of it stay in the second-level cache; rows of them are long enough for the loads of
+// one line to bring the next ones. A span is what the sums of gradients are rounded by, so that it depends on no
+// threads.
 void choose_ranges(ConvPlan& plan) {
   const ConvShape& shape = plan.shape;
   const std::int64_t tokens = std::clamp<std::int64_t>(std::min(shape.batch, many) * shape.tokens, 1, many);

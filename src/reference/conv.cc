@@ -54,7 +54,8 @@ class Convolution {
 
   static std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
 
-  // The input that a token at `t` of its row sees in the token `from`, and where its gradient goes; null: it sees nothing.
+  // The input that a token at `t` of its row sees in the token `from`, and where its gradient goes; null: it sees
+  // nothing.
   const double* seen(const Place& place, std::int64_t t, std::int64_t from, std::int64_t c, double** gradient) {
     if (from >= place.begin) {
       const std::int64_t row = place.row * call_.tokens;

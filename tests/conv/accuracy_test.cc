@@ -22,7 +22,9 @@ ConvCase make_case(Kind kind, ConvCase c) {
   c.bias = kind == Kind::activated || kind == Kind::stateful;
   c.state = kind == Kind::stateful || kind == Kind::packed;
   c.state_dtype = c.dtype == DType::float64 ? DType::float64 : kind == Kind::packed ? c.dtype : DType::float32;
-  c.weight_dtype = kind == Kind::activated ? c.dtype : c.state_dtype == DType::float64 ? DType::float64 : DType::float32;
+  c.weight_dtype = kind == Kind::activated           ? c.dtype
+                   : c.state_dtype == DType::float64 ? DType::float64
+                                                     : DType::float32;
   if (kind == Kind::packed) {
     c.batch = 1;
     c.cu_seqlens = {0, T / 4, T / 4, T / 4 + T / 8, T - T / 5};  // one is empty, and padding follows
@@ -60,11 +62,9 @@ TEST(ConvAccuracySmall, LongSequencesAgreeWithTheReference) {
     for (const Kind kind : {Kind::stateful, Kind::packed, Kind::numbered}) {
       for (const std::int64_t width : {4, 9}) {
         const bool along = layout == ConvLayout::tokens;
-        const ConvCase c = make_case(kind, {.batch = 2,
-                                            .tokens = along ? 3000 : 700,
-                                            .channels = along ? 35 : 270,
-                                            .width = width,
-                                            .layout = layout});
+        const ConvCase c = make_case(
+            kind,
+            {.batch = 2, .tokens = along ? 3000 : 700, .channels = along ? 35 : 270, .width = width, .layout = layout});
         ConvProblem problem(c);
         const Snapshot results = problem.run();
         EXPECT_TRUE(within_bounds(c, results, reference::evaluate(problem.call())));

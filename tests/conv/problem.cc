@@ -37,7 +37,9 @@ double norm(const Values& values) {
 std::string label(const ConvCase& c) {
   std::ostringstream all;
   all << "B" << c.batch << " T" << c.tokens << " D" << c.channels << " W" << c.width << " " << name(c.dtype)
-      << (c.layout == ConvLayout::channels ? "" : c.layout == ConvLayout::tokens ? " along tokens" : " apart")
+      << (c.layout == ConvLayout::channels ? ""
+          : c.layout == ConvLayout::tokens ? " along tokens"
+                                           : " apart")
       << (c.silu ? " silu" : "") << (c.bias ? " bias" : "") << (c.state ? " state" : "")
       << (c.cu_seqlens.empty() ? "" : " packed") << (c.seq_idx.empty() ? "" : " numbered");
   return all.str();
@@ -66,8 +68,7 @@ void ConvProblem::draw(const TensorView& view, double scale) {
 }
 
 ConvProblem::ConvProblem(const ConvCase& c) : description(c) {
-  const std::int64_t sequences =
-      c.cu_seqlens.empty() ? c.batch : static_cast<std::int64_t>(c.cu_seqlens.size()) - 1;
+  const std::int64_t sequences = c.cu_seqlens.empty() ? c.batch : static_cast<std::int64_t>(c.cu_seqlens.size()) - 1;
   for (Tensor* tensor : {&x_, &y_, &dy_, &dx_}) *tensor = tokens_tensor(c.dtype);
   for (Tensor* tensor : {&weight_, &dweight_}) *tensor = Tensor(c.weight_dtype, {c.channels, c.width});
   draw(x_.view, 1);
@@ -171,7 +172,9 @@ Snapshot ConvProblem::run() {
   const double arithmetic = c.dtype == DType::float64 ? 0x1p-53 : 0x1p-24;
   // A sum of W products and the bias, and an activation of some operations; terms are about 1 each.
   const double roundings = static_cast<double>(c.width + 8);
-  const auto unit = [](DType dtype) { return dtype == DType::float64 ? 0x1p-53 : std::max(testkit::unit_of_rounding(dtype), 0x1p-24); };
+  const auto unit = [](DType dtype) {
+    return dtype == DType::float64 ? 0x1p-53 : std::max(testkit::unit_of_rounding(dtype), 0x1p-24);
+  };
   const struct {
     const char* name;
     const Values& values;

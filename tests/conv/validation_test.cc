@@ -62,8 +62,7 @@ std::vector<BadRow<Args>> common_rows() {
       {"null bias", "bias", [](Args& a) { a.bias.data = nullptr; }},
       {"misaligned x", "x", [](Args& a) { misalign(a.x); }},
       {"misaligned weight", "weight", [](Args& a) { misalign(a.weight, 2); }},
-      {"no such activation", "activation",
-       [](Args& a) { a.options.activation = static_cast<ConvActivation>(2); }},
+      {"no such activation", "activation", [](Args& a) { a.options.activation = static_cast<ConvActivation>(2); }},
   };
 }
 
@@ -137,9 +136,18 @@ TEST(ConvValidationSmall, StepRefuses) {
       {"states for another batch", "state", [](ConvStep& a) { a.state.shape[0] = 1; }},
       {"state of integers", "state", [](ConvStep& a) { a.state.dtype = DType::int32; }},
       {"y on the state", "y|state", [](ConvStep& a) { a.y.data = a.state.data; }},
-      {"slot out of range", "slots", [](ConvStep& a) { a.slots = {slots, DType::int32, {2}}; }},
-      {"slot twice", "slots", [](ConvStep& a) { a.slots = {twice, DType::int32, {2}}; }},
-      {"negative cache_seqlens", "cache_seqlens", [](ConvStep& a) { a.cache_seqlens = {negative, DType::int32, {2}}; }},
+      {"slot out of range", "slots",
+       [](ConvStep& a) {
+         a.slots = {slots, DType::int32, {2}};
+       }},
+      {"slot twice", "slots",
+       [](ConvStep& a) {
+         a.slots = {twice, DType::int32, {2}};
+       }},
+      {"negative cache_seqlens", "cache_seqlens",
+       [](ConvStep& a) {
+         a.cache_seqlens = {negative, DType::int32, {2}};
+       }},
       {"cache_seqlens of another batch", "cache_seqlens",
        [](ConvStep& a) {
          a.cache_seqlens = {slots, DType::int32, {1}};
@@ -169,7 +177,8 @@ TEST(ConvValidationSmall, PackedSequencesThatDoNotFitAreRefused) {
 }
 
 TEST(ConvValidationSmall, NumbersThatComeBackAreRefused) {
-  static const std::int32_t back[] = {0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0}, padded[] = {0, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+  static const std::int32_t back[] = {0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+                            padded[] = {0, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
                             far[] = {0, 1, 1, 1, 0, 0, 0, -1, 1, -1, 2, -1};
   ConvProblem problem(numbered_case());
   ConvForward args = problem.forward;

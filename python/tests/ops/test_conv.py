@@ -200,7 +200,7 @@ REFUSED = {
         conv(seq_idx=torch.zeros(2, 4).int(), initial_state=STATE), "seq_idx is given with initial_state",
     ),
     "numbers that come back": (
-        conv(seq_idx=torch.tensor([[0, 1, 0, 0]] * 2)), "seq_idx is 0 again at token 2 of row 0, 1 tokens after another",
+        conv(seq_idx=torch.tensor([[0, 1, 0, 0]] * 2)), "seq_idx is 0 again at token 2 of row 0, 1 tokens after",
     ),
     "slot out of range": (step(slots=torch.tensor([0, 2])), r"slots\[1\] is 2"),
     "short state": (step({"state": STATE[:, :2]}), "state holds 2 inputs"),

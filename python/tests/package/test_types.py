@@ -18,6 +18,9 @@ pair: tuple[torch.Tensor, tfla.State] = tfla.mlstm_parallel(x, x, x, x, x, outpu
 h = tfla.delta_rule(x, x, x, x, write="sigmoid", A_log=x, chunk_size=3)
 both: tuple[torch.Tensor, torch.Tensor] = tfla.delta_rule(x, x, x, x, x, initial_state=x, output_final_state=True)
 h = tfla.delta_rule_step(x, x, x, x, None, x, slots=x)
+h = tfla.causal_conv1d(x, x, activation="swish", seq_idx=x, layout="bdt")
+both = tfla.causal_conv1d(x, x, x, initial_state=x, output_final_state=True)
+h = tfla.causal_conv1d_step(x, x, x, slots=x, cache_seqlens=x)
 """
 MISUSE = {
     "tfla.mlstm(x, x, x, x, x, gate='soft')": "No overload variant",
@@ -26,6 +29,8 @@ MISUSE = {
     "tfla.delta_rule(x, x, x, x, write='tanh')": "No overload variant",
     "tfla.delta_rule(x, x, x, x, keep='states')": "No overload variant",
     "tfla.delta_rule_step(x, x, x, x, chunk_size=3)": "Unexpected keyword argument",
+    "tfla.causal_conv1d(x, x, activation='relu')": "No overload variant",
+    "tfla.causal_conv1d_step(x, x, x, seq_idx=x)": "Unexpected keyword argument",
     "tfla.attention": "has no attribute",
 }
 

@@ -36,8 +36,9 @@ def causal_conv1d_fn(
     if seq_idx is not None and (initial_states is not None or return_final_states):
         raise ValueError("tfla: seq_idx is given with initial_states or return_final_states; it goes with neither")
     if _has_kernels(x):
-        options: Any = {"activation": activation, "initial_state": initial_states, "seq_idx": seq_idx, "layout": "bdt"}
-        found = tfla.causal_conv1d(x, weight, bias, output_final_state=return_final_states, **options)
+        options: dict[str, Any] = {"activation": activation, "initial_state": initial_states, "seq_idx": seq_idx}
+        options |= {"output_final_state": return_final_states, "layout": "bdt"}
+        found = tfla.causal_conv1d(x, weight, bias, **options)
     else:
         found = _sequences_by_torch(x, weight, bias, seq_idx, initial_states, return_final_states, activation)
     if final_states_out is None or not return_final_states:
@@ -118,10 +119,9 @@ def _step_by_torch(
     order = (torch.arange(length, device=x.device) + done[:, None]) % max(length, 1)
     state = state.gather(2, order[:, None].expand(batch, channels, length))
     joined = torch.cat([state, tokens.to(state.dtype)], dim=2)
-    y = sum(
-        joined[:, :, length - reach + w : length - reach + w + count].to(x.dtype) * weight[:, w, None]
-        for w in range(reach + 1)
-    )
+    y = torch.zeros_like(tokens)
+    for w in range(reach + 1):
+        y = y + joined[:, :, length - reach + w : length - reach + w + count].to(x.dtype) * weight[:, w, None]
     y = _activated(y, bias, activation).to(x.dtype)
     new = joined[:, :, count:]
     begin = done if cache_seqlens is None else done + count

@@ -60,11 +60,11 @@ class ShortConvolution(nn.Conv1d):
         """before (N,W-1,channels): the inputs before each sequence; documents see none."""
         if not has_kernels(x, self.before + 1):
             return self._by_torch(x, before, places)
-        cu_seqlens, documents = (None, None) if places is None else (places.cu_seqlens, places.documents)
-        return tfla.causal_conv1d(
-            x, self.weight.squeeze(1), self.bias, activation="silu", initial_state=before if documents is None else None,
-            cu_seqlens=cu_seqlens, seq_idx=documents,
-        )  # fmt: skip
+        where: dict[str, Any] = {"initial_state": before}
+        if places is not None:
+            where = {"cu_seqlens": places.cu_seqlens, "seq_idx": places.documents}
+            where["initial_state"] = before if places.documents is None else None
+        return tfla.causal_conv1d(x, self.weight.squeeze(1), self.bias, activation="silu", **where)
 
     def step(self, x: Tensor, state: Tensor, slots: Tensor | None = None) -> Tensor:
         """Of new tokens; state (S,W-1,channels), or its rows `slots`, takes their inputs in place."""

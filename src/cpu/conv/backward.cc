@@ -20,8 +20,8 @@ struct Gradients {
   [[nodiscard]] std::int64_t reach() const { return plan.shape.width - 1; }
   [[nodiscard]] bool along() const { return plan.shape.along_tokens; }
 
-  // The gradients before the activation of the tokens from rows.begin to W-1 behind rows.end, into worker.dz; 0 outside of
-  // the sequence. Returns the inputs, from W-1 before the first of those tokens that is in the sequence.
+  // The gradients before the activation of the tokens from rows.begin to W-1 behind rows.end, into worker.dz; 0 outside
+  // of the sequence. Returns the inputs, from W-1 before the first of those tokens that is in the sequence.
   Tile<const Real> make_dz(const Run& run, Rows rows) const {
     const std::int64_t begin = std::max(rows.begin, run.first), behind = rows.end + reach();
     const std::int64_t end = std::max(std::min(behind, run.last), begin);
@@ -57,8 +57,8 @@ struct Gradients {
     for (std::int64_t t = std::max(rows.begin, run.last - reach()); t < rows.end; ++t) {
       const std::int64_t row = t - run.last + reach();
       for (std::int64_t c = 0; c < panel.count; ++c) {
-        const std::int64_t at = run.sequence * dlast.strides[0] + row * dlast.strides[1] +
-                                (panel.first + c) * dlast.strides[2];
+        const std::int64_t at =
+            run.sequence * dlast.strides[0] + row * dlast.strides[1] + (panel.first + c) * dlast.strides[2];
         dx.data[(t - rows.begin) * dx.token + c * dx.channel] += static_cast<Real>(read_gate(dlast, at));
       }
     }

@@ -139,8 +139,7 @@ void copy_line(const TensorView& view, std::int64_t at, std::int64_t stride, con
   }
 }
 
-void move_line(const MutableTensorView& view, std::int64_t from, std::int64_t to, std::int64_t stride,
-               std::int64_t n) {
+void move_line(const MutableTensorView& view, std::int64_t from, std::int64_t to, std::int64_t stride, std::int64_t n) {
   const std::int64_t item = item_size(view.dtype);
   auto* data = static_cast<std::byte*>(view.data);
   if (stride == 1) {

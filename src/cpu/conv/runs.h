@@ -11,11 +11,11 @@ namespace tfla::cpu::conv {
 
 // Neighbouring tokens of a row of the batch that are of one sequence, or padding.
 struct Run {
-  std::int64_t batch = 0;          // row of the tensors
-  std::int64_t first = 0;          // the sequence's first token there; of seq_idx no more than W-1 before `begin`
-  std::int64_t begin = 0, end = 0; // tokens of the run
-  std::int64_t last = 0;           // one past the sequence's last token; of seq_idx no more than W-1 behind `end`
-  std::int64_t sequence = 0;       // which state
+  std::int64_t batch = 0;           // row of the tensors
+  std::int64_t first = 0;           // the sequence's first token there; of seq_idx no more than W-1 before `begin`
+  std::int64_t begin = 0, end = 0;  // tokens of the run
+  std::int64_t last = 0;            // one past the sequence's last token; of seq_idx no more than W-1 behind `end`
+  std::int64_t sequence = 0;        // which state
   bool padding = false;
 };
 
@@ -63,7 +63,8 @@ struct Packing {
     Run run{batch, token, token, token + 1, 0, batch, number < 0};
     while (run.end < limit && number_of(batch, run.end) == number) ++run.end;
     run.last = run.end;
-    const std::int64_t earliest = std::max<std::int64_t>(token - reach, 0), latest = std::min(run.end + reach, shape.tokens);
+    const std::int64_t earliest = std::max<std::int64_t>(token - reach, 0),
+                       latest = std::min(run.end + reach, shape.tokens);
     while (run.first > earliest && number_of(batch, run.first - 1) == number) --run.first;
     while (run.last < latest && number_of(batch, run.last) == number) ++run.last;
     return run;

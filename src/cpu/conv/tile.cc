@@ -8,7 +8,8 @@ namespace tfla::cpu::conv {
 
 namespace {
 
-// Calls line(offset in the tensor, its stride there, pointer into the tile, elements) for all lines along the inner axis.
+// Calls line(offset in the tensor, its stride there, pointer into the tile, elements) for all lines along the inner
+// axis.
 template <class Element, class Line>
 void for_lines(const ConvPlan& plan, const TensorView& view, Rows rows, Panel panel, const Tile<Element>& tile,
                const Line& line) {
@@ -65,10 +66,9 @@ void store_tile(const ConvPlan& plan, const Tile<Real>& from, const MutableTenso
 }
 
 void clear_rows(const ConvPlan& plan, const MutableTensorView& view, Rows rows, Panel panel) {
-  for_lines(plan, view, rows, panel, Tile<float>{nullptr, 0, 0},
-            [&](std::int64_t at, std::int64_t stride, const float*, std::int64_t n) {
-              clear_line(view, at, stride, n);
-            });
+  for_lines(
+      plan, view, rows, panel, Tile<float>{nullptr, 0, 0},
+      [&](std::int64_t at, std::int64_t stride, const float*, std::int64_t n) { clear_line(view, at, stride, n); });
 }
 
 template <class Real>
@@ -93,11 +93,11 @@ Tile<const Real> inputs_of(const ConvPlan& plan, const TensorView& x, const Tens
   return {buffer.data, buffer.token, buffer.channel};
 }
 
-#define TFLA_INSTANTIATE(Real)                                                                                     \
-  template struct Worker<Real>;                                                                                    \
-  template void load_tile(const ConvPlan&, const TensorView&, Rows, Panel, const Tile<Real>&);                     \
-  template void store_tile(const ConvPlan&, const Tile<Real>&, const MutableTensorView&, Rows, Panel);             \
-  template void clear_tile(const ConvPlan&, const Tile<Real>&, std::int64_t, Panel);                               \
+#define TFLA_INSTANTIATE(Real)                                                                                        \
+  template struct Worker<Real>;                                                                                       \
+  template void load_tile(const ConvPlan&, const TensorView&, Rows, Panel, const Tile<Real>&);                        \
+  template void store_tile(const ConvPlan&, const Tile<Real>&, const MutableTensorView&, Rows, Panel);                \
+  template void clear_tile(const ConvPlan&, const Tile<Real>&, std::int64_t, Panel);                                  \
   template Tile<const Real> inputs_of(const ConvPlan&, const TensorView&, const TensorView&, const Run&, Rows, Panel, \
                                       const Tile<Real>&)
 TFLA_INSTANTIATE(float);

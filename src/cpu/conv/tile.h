@@ -38,11 +38,11 @@ struct Rows {
 // The work space of a thread.
 template <class Real>
 struct Worker {
-  Tile<Real> x;       // the inputs of a tile with those before it, and in backward those behind it
-  Tile<Real> dz;      // backward: gradients before the activation, with those behind the tile
-  Tile<Real> out;     // what a tile makes
-  Real* weight;       // [W,panel]
-  Real* bias;         // [panel]
+  Tile<Real> x;    // the inputs of a tile with those before it, and in backward those behind it
+  Tile<Real> dz;   // backward: gradients before the activation, with those behind the tile
+  Tile<Real> out;  // what a tile makes
+  Real* weight;    // [W,panel]
+  Real* bias;      // [panel]
   const Real* given_bias = nullptr;
 
   Worker(Arena& arena, const ConvPlan& plan);

@@ -85,8 +85,8 @@ HWY_INLINE V sigmoid_denominator(D d, V x) {
 template <class Real>
 HWY_INLINE void correlate_activated(const Correlation<Real>& work, bool silu) {
   if (silu) {
-    correlate_any(work, [](auto d, auto sum, int64_t, int64_t)
-                            HWY_ATTR { return hn::Div(sum, sigmoid_denominator(d, sum)); });
+    correlate_any(
+        work, [](auto d, auto sum, int64_t, int64_t) HWY_ATTR { return hn::Div(sum, sigmoid_denominator(d, sum)); });
   } else {
     correlate_any(work, [](auto, auto sum, int64_t, int64_t) HWY_ATTR { return sum; });
   }
@@ -127,7 +127,8 @@ HWY_INLINE void sum_rows(const TapSums<Real>& work, int64_t first) {
     const auto add = [&](Vector sum, int64_t k) HWY_ATTR {
       hn::StoreU(sum, d, values);
       double* to = work.sums + k * work.sums_tap + j;
-      for (int64_t lane = 0; lane < static_cast<int64_t>(hn::Lanes(d)); ++lane) to[lane] += static_cast<double>(values[lane]);
+      for (int64_t lane = 0; lane < static_cast<int64_t>(hn::Lanes(d)); ++lane)
+        to[lane] += static_cast<double>(values[lane]);
     };
     for (int k = 0; k < Taps; ++k) add(sums[k], first + k);
     if constexpr (WithBias) add(bias, work.width);
@@ -194,11 +195,11 @@ HWY_INLINE void add_all_taps(const TapSums<Real>& work) {
   }
 }
 
-#define TFLA_CONV_ENTRIES(Real, suffix)                                                                            \
-  HWY_ATTR void correlate_##suffix(const Correlation<Real>& work, bool silu) { correlate_activated(work, silu); }            \
-  HWY_ATTR void correlate_slope_##suffix(const Correlation<Real>& work, const Real* dy, int64_t dy_outer) {        \
-    correlate_to_slope(work, dy, dy_outer);                                                                        \
-  }                                                                                                                \
+#define TFLA_CONV_ENTRIES(Real, suffix)                                                                           \
+  HWY_ATTR void correlate_##suffix(const Correlation<Real>& work, bool silu) { correlate_activated(work, silu); } \
+  HWY_ATTR void correlate_slope_##suffix(const Correlation<Real>& work, const Real* dy, int64_t dy_outer) {       \
+    correlate_to_slope(work, dy, dy_outer);                                                                       \
+  }                                                                                                               \
   HWY_ATTR void add_tap_sums_##suffix(const TapSums<Real>& work) { add_all_taps(work); }
 TFLA_CONV_ENTRIES(float, f32)
 TFLA_CONV_ENTRIES(double, f64)

@@ -29,8 +29,8 @@ void correlate(const Correlation<double>& work, bool silu);
 void correlate_slope(const Correlation<float>& work, const float* dy, std::int64_t dy_outer);
 void correlate_slope(const Correlation<double>& work, const double* dy, std::int64_t dy_outer);
 
-// sums_k of a channel += sum over its tokens of dz x(k), for k < width, and sums_width += sum of dz. A tile is summed up
-// in Real; tiles are small.
+// sums_k of a channel += sum over its tokens of dz x(k), for k < width, and sums_width += sum of dz. A tile is summed
+// up in Real; tiles are small.
 template <class Real>
 struct TapSums {
   const Real* x;
