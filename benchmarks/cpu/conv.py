@@ -22,7 +22,9 @@ from typing import Any
 from benchmarks.common.machine import busy_share, cpu_name
 from benchmarks.common.markdown import table
 from benchmarks.common.versions import versions
-from benchmarks.cpu.delta import FEWEST, OUT, TURN, difference, milliseconds, seconds
+from benchmarks.cpu.delta import FEWEST, OUT, difference, milliseconds, seconds
+
+TURN = 0.1  # seconds that a side is timed for before the other has its turn; at least three calls
 
 EXAMPLES = """examples:
   PYTHONPATH=python python -m benchmarks.cpu.conv                           measures, and writes both files
@@ -148,8 +150,8 @@ def page(measured: dict[str, Any]) -> str:
     text = (
         f"{about['cpu']}, {about['threads']} threads, {about['date']}; tfla {about['tfla']}, {packages}, Python "
         f"{about['python']}. Before it began, other processes took {about['busy_before']:.0%} of the cores. "
-        f"`tfla.causal_conv1d` of width {WIDTH} with a bias and SiLU beside `F.conv1d` and `F.silu`. Both take turns in "
-        f"one process; medians of {about['rounds']} rounds. Training is forward and all gradients."
+        f"`tfla.causal_conv1d` of width {WIDTH} with a bias and SiLU beside `F.conv1d` and `F.silu`. Both take turns "
+        f"in one process; medians of {about['rounds']} rounds. Training is forward and all gradients."
     )
     command = "`PYTHONPATH=python python -m benchmarks.cpu.conv`"
     end = f"{command} writes this page and [conv_cpu.json](conv_cpu.json).\n"
