@@ -143,6 +143,14 @@ class Place {
     return empty(tensor.dtype(), tensor.sizes(), rank);
   }
 
+  [[nodiscard]] Owned empty_strided(std::int32_t dtype, const std::int64_t* shape, const std::int64_t* strides,
+                                    std::int64_t rank) const {
+    AtenTensorHandle handle = nullptr;
+    check_allocation(aoti_torch_empty_strided(rank, shape, strides, dtype, device_type_, device_index_, &handle),
+                     device_type_ == codes().cuda);
+    return Owned(handle);
+  }
+
  private:
   [[nodiscard]] Owned empty(std::int32_t dtype, const std::int64_t* shape, std::int64_t rank) const {
     std::array<std::int64_t, TensorView::max_rank> strides{};
@@ -151,10 +159,7 @@ class Place {
       strides.at(axis) = stride;
       stride *= shape[axis] > 0 ? shape[axis] : 1;
     }
-    AtenTensorHandle handle = nullptr;
-    check_allocation(aoti_torch_empty_strided(rank, shape, strides.data(), dtype, device_type_, device_index_, &handle),
-                     device_type_ == codes().cuda);
-    return Owned(handle);
+    return empty_strided(dtype, shape, strides.data(), rank);
   }
 
   std::int32_t device_type_;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <span>
 
+#include "tfla/conv.h"
 #include "tfla/delta.h"
 #include "tfla/error.h"
 #include "tfla/mlstm.h"

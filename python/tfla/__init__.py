@@ -3,7 +3,8 @@
     h = tfla.mlstm(q, k, v, i, f)                      # PyTorch: q, k (B,T,H,dqk)  v, h (B,T,H,dhv)  i, f (B,T,H)
     h = tfla.jax.mlstm(q, k, v, i, f)                  # JAX, the same shapes
     h = tfla.delta_rule(q, k, v, beta, g)              # the gated delta rule, on the CPU; also in tfla.jax
-    y = tfla.ssd(x, dt, A, B, C)                       # Mamba-2's state space dual; PyTorch
+    y = tfla.ssd(x, dt, A, B, C)                       # Mamba-2's state space dual; also in tfla.jax
+    y = tfla.causal_conv1d(x, weight, activation="silu")   # the short convolution before them, on the CPU
 
 Importing this module imports neither framework: each is loaded with the first attribute that needs it.
 """
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tfla import analysis, check, distributed, info, lm, nn, ops, reference
+    from tfla.conv import causal_conv1d, causal_conv1d_step
     from tfla.delta import delta_rule, delta_rule_step
     from tfla.ops import State, mlstm, mlstm_parallel, mlstm_recurrent, mlstm_step
     from tfla.state_space import ssd, ssd_step
@@ -23,6 +25,8 @@ __version__ = "0.1.0"
 __all__ = [
     "State",
     "analysis",
+    "causal_conv1d",
+    "causal_conv1d_step",
     "check",
     "delta_rule",
     "delta_rule_step",
@@ -43,6 +47,7 @@ __all__ = [
 _FROM = {name: "tfla.ops" for name in ("State", "mlstm", "mlstm_parallel", "mlstm_recurrent", "mlstm_step")}
 _FROM |= {name: "tfla.delta" for name in ("delta_rule", "delta_rule_step")}
 _FROM |= {name: "tfla.state_space" for name in ("ssd", "ssd_step")}
+_FROM |= {name: "tfla.conv" for name in ("causal_conv1d", "causal_conv1d_step")}
 _INSTEAD = {"torch": "tfla.jax", "jax": "tfla.mlstm and torch"}
 _MODULES = ("analysis", "check", "compat", "distributed", "info", "jax", "lm", "nn", "ops", "reference")
 

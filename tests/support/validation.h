@@ -23,6 +23,9 @@ struct BadRow {
 inline void run_operation(const MlstmForward& args, const Execution& execution = {}) { forward(args, execution); }
 inline void run_operation(const MlstmBackward& args, const Execution& execution = {}) { backward(args, execution); }
 inline void run_operation(const MlstmStep& args, const Execution& execution = {}) { step(args, execution); }
+inline void run_operation(const ConvForward& args, const Execution& execution = {}) { conv_forward(args, execution); }
+inline void run_operation(const ConvBackward& args, const Execution& execution = {}) { conv_backward(args, execution); }
+inline void run_operation(const ConvStep& args, const Execution& execution = {}) { conv_step(args, execution); }
 inline void run_operation(const DeltaForward& args, const Execution& execution = {}) { delta_forward(args, execution); }
 inline void run_operation(const DeltaBackward& args, const Execution& execution = {}) {
   delta_backward(args, execution);
@@ -34,7 +37,9 @@ inline void run_operation(const SsdStep& args, const Execution& execution = {}) 
 
 template <class Args>
 auto plan_operation(const Args& args, const Execution& execution = {}) {
-  if constexpr (requires { delta_plan(args, execution); }) {
+  if constexpr (requires { conv_plan(args, execution); }) {
+    return conv_plan(args, execution);
+  } else if constexpr (requires { delta_plan(args, execution); }) {
     return delta_plan(args, execution);
   } else if constexpr (requires { ssd_plan(args, execution); }) {
     return ssd_plan(args, execution);

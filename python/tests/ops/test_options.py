@@ -9,7 +9,7 @@ import torch
 
 import tfla
 from repository import ROOT
-from tfla import _options, delta, ops
+from tfla import _options, conv, delta, ops
 from tfla._options import DEFAULTS, DELTA, DELTA_OPTIONS, GATE_FAMILIES, MLSTM, OPTIONS
 from tfla.distributed import mlstm as distributed_mlstm
 from tfla.nn import MLSTMCell, MLSTMLayer
@@ -43,6 +43,7 @@ SCHEMAS = [
     ("delta_rule_backward", 11, DELTA, DELTA_OPTIONS),
     ("delta_rule_step", 9, DELTA, of_steps(DELTA_OPTIONS)),
 ]
+CONVOLUTION = ("causal_conv1d", "causal_conv1d_with_state", "causal_conv1d_backward", "causal_conv1d_step")
 
 
 @pytest.mark.parametrize(("operator", "tensors", "table", "options"), SCHEMAS, ids=[row[0] for row in SCHEMAS])
@@ -59,7 +60,19 @@ def test_schemas(operator, tensors, table, options):
 
 def test_no_operator_is_left_out():
     names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("tfla::")}
-    assert names == {f"tfla::{row[0]}" for row in SCHEMAS}
+    assert names == {f"tfla::{name}" for name in (*(row[0] for row in SCHEMAS), *CONVOLUTION)}
+
+
+@pytest.mark.parametrize("operator", CONVOLUTION)
+def test_convolution_schemas(operator):
+    """Its one option that is a number, by the order of the enumerators; none is the default."""
+    option = getattr(torch.ops.tfla, operator).default._schema.arguments[-1]
+    assert (option.name, str(option.type), option.default_value) == ("activation", "int", 0)
+    header = (ROOT / "include/tfla/conv.h").read_text()
+    names = re.search(r"enum class ConvActivation [^{]*{(.*?)}", header)[1].split(",")
+    assert [name.strip() for name in names] == ["none", "silu"]
+    assert conv._ACTIVATIONS == {None: 0, "silu": 1, "swish": 1}
+    assert set(get_args(conv.Activation)) == {"silu", "swish"} and get_args(conv.ConvLayout) == ("btd", "bdt")
 
 
 @pytest.mark.parametrize(

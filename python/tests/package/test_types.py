@@ -21,6 +21,9 @@ h = tfla.delta_rule_step(x, x, x, x, None, x, slots=x)
 h = tfla.ssd(x, x, x, x, x, D=x, dt_limit=(0.0, 1.0))
 both = tfla.ssd(x, x, x, x, x, initial_state=x, output_final_state=True)
 h = tfla.ssd_step(x, x, x, x, x, x, slots=x)
+h = tfla.causal_conv1d(x, x, activation="swish", seq_idx=x, layout="bdt")
+both = tfla.causal_conv1d(x, x, x, initial_state=x, output_final_state=True)
+h = tfla.causal_conv1d_step(x, x, x, slots=x, cache_seqlens=x)
 """
 MISUSE = {
     "tfla.mlstm(x, x, x, x, x, gate='soft')": "No overload variant",
@@ -31,6 +34,8 @@ MISUSE = {
     "tfla.delta_rule_step(x, x, x, x, chunk_size=3)": "Unexpected keyword argument",
     "tfla.ssd(x, x, x, x, x, keep='states')": "No overload variant",
     "tfla.ssd_step(x, x, x, x, x)": 'Missing positional argument "state"',
+    "tfla.causal_conv1d(x, x, activation='relu')": "No overload variant",
+    "tfla.causal_conv1d_step(x, x, x, seq_idx=x)": "Unexpected keyword argument",
     "tfla.attention": "has no attribute",
 }
 

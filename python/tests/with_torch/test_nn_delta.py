@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tfla.nn import DeltaState, GatedDeltaNet
+from tfla.nn import DeltaState, GatedDeltaNet, short_conv
 from tfla.reference import relative_error
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -18,6 +18,13 @@ VARIANTS = [
     {"use_short_conv": False},
     {"conv_size": 1, "fuse": True},
 ]
+
+
+@pytest.fixture(params=["kernels", "torch"])
+def either_convolution(request, monkeypatch):
+    """The code for devices without kernels runs on any device."""
+    if request.param == "torch":
+        monkeypatch.setattr(short_conv, "has_kernels", lambda x, width: False)
 
 
 def make_layer(**options) -> GatedDeltaNet:
@@ -74,6 +81,7 @@ def formula(layer: GatedDeltaNet, x: torch.Tensor) -> torch.Tensor:
     return h.flatten(-2) @ w["o_proj.weight"].T
 
 
+@pytest.mark.usefixtures("either_convolution")
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_layer_is_its_formula(options):
     layer, x = make_layer(**options), torch.randn(2, 19, DIM)
@@ -83,6 +91,7 @@ def test_layer_is_its_formula(options):
         assert relative_error(exact(x.double()), torch.stack([formula(exact, row) for row in x])) < 1e-12
 
 
+@pytest.mark.usefixtures("either_convolution")
 @pytest.mark.parametrize("options", VARIANTS[:3], ids=str)
 def test_gradients_are_those_of_the_formula(options):
     layer, x = make_layer(**options, dtype=torch.float64), torch.randn(13, DIM, dtype=torch.float64, requires_grad=True)
@@ -96,6 +105,7 @@ def test_gradients_are_those_of_the_formula(options):
         assert relative_error(a, b) < 1e-10, name
 
 
+@pytest.mark.usefixtures("either_convolution")
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_prefill_and_decode_continue_training(options):
     layer, x = make_layer(**options), torch.randn(2, 30, DIM)
@@ -114,6 +124,7 @@ def test_prefill_and_decode_continue_training(options):
         assert a.numel() == 0 or (relative_error(a, b) < 1e-5 and relative_error(c, b) < 1e-5)
 
 
+@pytest.mark.usefixtures("either_convolution")
 def test_decode_in_slots():
     layer, x = make_layer(), torch.randn(3, DIM)
     with torch.no_grad():
@@ -126,6 +137,7 @@ def test_decode_in_slots():
         assert not torch.equal(now[0], then[0])
 
 
+@pytest.mark.usefixtures("either_convolution")
 @pytest.mark.parametrize("options", [{}, {"use_decay": False}, {"use_short_conv": False}], ids=str)
 def test_packed_documents_do_not_see_each_other(options):
     layer, x = make_layer(**options, dtype=torch.float64), torch.randn(1, 20, DIM, dtype=torch.float64)
@@ -151,6 +163,7 @@ def test_packed_documents_do_not_see_each_other(options):
         assert all(x.numel() == 0 or relative_error(x[n : n + 1], y) < 1e-12 for x, y in zip(last, after, strict=True))
 
 
+@pytest.mark.usefixtures("either_convolution")
 @pytest.mark.parametrize("options", [{}, {"use_decay": False}, {"use_short_conv": False}], ids=str)
 def test_starts_are_packed_documents(options):
     layer, x = make_layer(**options, dtype=torch.float64), torch.randn(2, 20, DIM, dtype=torch.float64)

@@ -6,6 +6,7 @@
     fake          shapes, dtypes and devices of results, for torch.compile
     vmap          torch.vmap
     delta         all of these for the operators of the delta rule
+    conv          the same for those of the convolution
     transforms    torch.func
     autocast      torch.autocast
     memory        out of memory, as torch says it
@@ -15,6 +16,6 @@ Private, and not `tfla.torch`: that would read as the counterpart of `tfla.jax`,
 of the others imports them all, so that operators are never without their derivatives.
 """
 
-from tfla._torch import delta, derivatives, fake, fast_path, operators, vmap
+from tfla._torch import conv, delta, derivatives, fake, fast_path, operators, ssd, vmap
 
-__all__ = ["delta", "derivatives", "fake", "fast_path", "operators", "vmap"]
+__all__ = ["conv", "delta", "derivatives", "fake", "fast_path", "operators", "ssd", "vmap"]

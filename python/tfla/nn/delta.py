@@ -190,22 +190,16 @@ class GatedDeltaNet(nn.Module):
         elif starts is not None:
             places = document_places(starts)
         convolutions: list[Any] = [self.q_conv1d, self.k_conv1d, self.v_conv1d]
-        pasts: list[Tensor | None] = [None] * 3
-        if state is not None:
-            pasts = [x if slots is None else x[slots.long()] for x in state[1:]]
+        if mode == "decode":
+            assert state is not None
+            steps = zip(convolutions, tokens, state[1:], strict=True)
+            return *(f.step(x, mine, slots) for f, x, mine in steps), ()  # type: ignore[return-value]
+        pasts: tuple[Tensor | None, ...] = (None,) * 3 if state is None else state[1:]
         made = tuple(f(x, past, places) for f, x, past in zip(convolutions, tokens, pasts, strict=True))
         if mode == "train":
             return *made, ()  # type: ignore[return-value]
         inputs = [f.last(x, past, places) for f, x, past in zip(convolutions, tokens, pasts, strict=True)]
-        if mode == "prefill":
-            return *made, tuple(x.to(self._wide()) for x in inputs)  # type: ignore[return-value]
-        assert state is not None
-        for mine, new in zip(state[1:], inputs, strict=True):
-            if slots is None:
-                mine.copy_(new)
-            else:  # rows with slot -1 are padding
-                mine[slots[slots >= 0].long()] = new[slots >= 0].to(mine.dtype)
-        return *made, ()  # type: ignore[return-value]
+        return *made, tuple(x.to(self._wide()) for x in inputs)  # type: ignore[return-value]
 
     def _delta_rule(
         self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, a: Tensor | None, state: DeltaState | None,

@@ -152,21 +152,12 @@ class Mamba2(nn.Module):
             places = packed_places(cu_seqlens, xBC.shape[1])
         elif starts is not None:
             places = document_places(starts)
-        past = None
-        if state is not None:
-            past = state.xBC if slots is None else state.xBC[slots.long()]
+        if mode == "decode":
+            assert state is not None
+            return self.conv1d.step(xBC, state.xBC, slots), None
+        past = None if state is None else state.xBC
         made = self.conv1d(xBC, past, places)
-        if mode == "train":
-            return made, None
-        last = self.conv1d.last(xBC, past, places)
-        if mode == "prefill":
-            return made, last.to(self._wide())
-        assert state is not None
-        if slots is None:
-            state.xBC.copy_(last)
-        else:  # rows with slot -1 are padding
-            state.xBC[slots[slots >= 0].long()] = last[slots >= 0].to(state.xBC.dtype)
-        return made, None
+        return made, None if mode == "train" else self.conv1d.last(xBC, past, places).to(self._wide())
 
     def _ssd(
         self, xBC: Tensor, dt: Tensor, z: Tensor, state: Mamba2State | None, inputs: Tensor | None, mode: Mode,

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import tfla
+
 
 class Places(NamedTuple):
     """Where tokens are in their sequences, so that none looks into the one before."""
@@ -16,6 +18,8 @@ class Places(NamedTuple):
     sequence: Tensor | None = None  # (T), with packed sequences
     ends: Tensor | None = None  # (N), of packed sequences: one behind the last token
     lengths: Tensor | None = None  # (N), of packed sequences
+    cu_seqlens: Tensor | None = None  # of packed sequences, as they came
+    documents: Tensor | None = None  # (B,T), of documents: their numbers
 
 
 def packed_places(cu_seqlens: Tensor, tokens: int) -> Places:
@@ -25,13 +29,20 @@ def packed_places(cu_seqlens: Tensor, tokens: int) -> Places:
     bounds = cu_seqlens.long()
     token = torch.arange(tokens, device=bounds.device)
     sequence = torch.searchsorted(bounds[1:].contiguous(), token, right=True).clamp(max=bounds.shape[0] - 2)
-    return Places((token - bounds[sequence])[None], sequence, bounds[1:], bounds[1:] - bounds[:-1])
+    position = (token - bounds[sequence])[None]
+    return Places(position, sequence, bounds[1:], bounds[1:] - bounds[:-1], cu_seqlens)
 
 
 def document_places(starts: Tensor) -> Places:
     """starts (B,T) bool: the first tokens of documents."""
     token = torch.arange(starts.shape[1], device=starts.device).expand_as(starts)
-    return Places(token - torch.where(starts, token, 0).cummax(1).values)
+    position = token - torch.where(starts, token, 0).cummax(1).values
+    return Places(position, documents=starts.cumsum(1))
+
+
+def has_kernels(x: Tensor, width: int) -> bool:
+    """Whether `tfla.causal_conv1d` takes this; all else is computed by PyTorch."""
+    return x.device.type == "cpu" and width <= 32
 
 
 def short_convolution(
@@ -39,8 +50,18 @@ def short_convolution(
 ) -> Tensor:
     """y_t = silu(sum_j weight_j x_{t-W+1+j} + bias): x (B,T,channels) to the same, weight (channels,1,W).
 
-    before (N,W-1,channels): the inputs before each sequence; zeros where it is None.
+    before (N,W-1,channels): the inputs before each sequence, of which documents see none; zeros where it is None.
     """
+    if not has_kernels(x, weight.shape[2]):
+        return _by_torch(x, weight, bias, before, places)
+    where: dict[str, Any] = {"initial_state": before}
+    if places is not None:
+        where = {"cu_seqlens": places.cu_seqlens, "seq_idx": places.documents}
+        where["initial_state"] = before if places.documents is None else None
+    return tfla.causal_conv1d(x, weight.squeeze(1), bias, activation="silu", **where)
+
+
+def _by_torch(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None, places: Places | None) -> Tensor:
     # Shifted products rather than conv1d: they take any dtype, and sequences in one row are kept apart by a mask.
     weight, tokens = weight.squeeze(1).to(x.dtype), x.shape[1]
     size = weight.shape[1] - 1
@@ -77,8 +98,21 @@ class ShortConvolution(nn.Conv1d):
         return self.kernel_size[0] - 1
 
     def forward(self, x: Tensor, before: Tensor | None = None, places: Places | None = None) -> Tensor:
-        """before (N,W-1,channels): the inputs before each sequence."""
+        """before (N,W-1,channels): the inputs before each sequence; documents see none."""
         return short_convolution(x, self.weight, self.bias, before, places)
+
+    def step(self, x: Tensor, state: Tensor, slots: Tensor | None = None) -> Tensor:
+        """Of new tokens; state (S,W-1,channels), or its rows `slots`, takes their inputs in place."""
+        if has_kernels(x, self.before + 1):
+            weight = self.weight.squeeze(1)
+            return tfla.causal_conv1d_step(x, state, weight, self.bias, activation="silu", slots=slots)
+        before = state if slots is None else state[slots.long()]
+        y, new = _by_torch(x, self.weight, self.bias, before, None), self.last(x, before)
+        if slots is None:
+            state.copy_(new)
+        else:  # rows with slot -1 are padding
+            state[slots[slots >= 0].long()] = new[slots >= 0].to(state.dtype)
+        return y
 
     def last(self, x: Tensor, before: Tensor | None = None, places: Places | None = None) -> Tensor:
         """What the tokens after x need as `before`: the last W-1 inputs of each sequence."""

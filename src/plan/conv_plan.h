@@ -1,0 +1,11 @@
+// What is chosen for the convolution. Arguments are valid here (src/api).
+#pragma once
+
+#include "tfla/conv.h"
+
+namespace tfla {
+
+[[nodiscard]] ConvPlan make_conv_plan(Operation operation, const ConvShape& shape, const ConvOptions& options,
+                                      const Execution& execution);
+
+}  // namespace tfla
