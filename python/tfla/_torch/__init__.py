@@ -7,10 +7,11 @@
     vmap          torch.vmap
     delta         all of these for the operators of the delta rule
     conv          the same for those of the convolution
+    ssd           the same for those of the state space dual
     transforms    torch.func
     autocast      torch.autocast
     memory        out of memory, as torch says it
-    ssd_composed  tfla.ssd by way of the mLSTM, above tfla.ops: tfla.state_space imports it
+    ssd_composed  that operator by way of the mLSTM, above tfla.ops: tfla.state_space imports it
 
 Private, and not `tfla.torch`: that would read as the counterpart of `tfla.jax`, which is `tfla` itself. Importing any
 of the others imports them all, so that operators are never without their derivatives.
