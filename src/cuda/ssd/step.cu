@@ -1,0 +1,200 @@
+// The step of the state space dual: every element of a state is read and written once per token. As many lanes as a row
+// needs, up to a warp, have 16 bytes of it each, and four rows at a time, so that a CTA is all loads and little else.
+#include "cuda/arch/cluster.cuh"
+#include "cuda/device.h"
+#include "cuda/ssd/tokens.cuh"
+#include "cuda/step/portable.cuh"
+
+namespace tfla::cuda::ssd {
+
+namespace {
+
+constexpr int threads = 128;
+constexpr int rows_at_once = 4;  // of a thread
+
+// Columns of a row that a thread has at a time.
+template <class T, int Size>
+struct alignas(Size * sizeof(T) < 16 ? Size * sizeof(T) : 16) Piece {
+  T x[Size];
+
+  template <bool Wide>
+  __device__ __forceinline__ void load(const T* from, int count) {
+    if constexpr (Wide) {
+      if (count > 0) *this = *reinterpret_cast<const Piece*>(from);
+    } else {
+#pragma unroll
+      for (int e = 0; e < Size; ++e)
+        if (e < count) x[e] = from[e];
+    }
+  }
+  template <bool Wide>
+  __device__ __forceinline__ void store(T* to, int count) const {
+    if constexpr (Wide) {
+      if (count > 0) *reinterpret_cast<Piece*>(to) = *this;
+    } else {
+#pragma unroll
+      for (int e = 0; e < Size; ++e)
+        if (e < count) to[e] = x[e];
+    }
+  }
+};
+
+// What a token does to the state of a head.
+template <class Real>
+struct TokenStep {
+  tfla::Decay<Real> decay;
+  Real weight;
+};
+
+// Lanes read dt, A and dt_bias side by side: one after the other, each would be waited for. By whole warps.
+template <class Real>
+__device__ __forceinline__ TokenStep<Real> token_step(const Call<Real>& call, int batch, std::int64_t t, int head) {
+  const Tensors& tensors = call.tensors;
+  const PerHead &A = tensors.A, &bias = tensors.dt_bias;
+  const int lane = static_cast<int>(threadIdx.x) % warp_size;
+  const bool of_A = lane == 1, of_bias = lane == 2;
+  const Strided source{of_A ? A.data : of_bias ? bias.data : tensors.dt.data};
+  const GateType type = of_A ? A.type : of_bias ? bias.type : call.rules.dt_type;
+  const std::int64_t at = of_A      ? head * A.head
+                          : of_bias ? head * bias.head
+                                    : gate_at(tensors.dt, batch, t, head);
+  Real own = 0;
+  if (source.data != nullptr) with_gate(source, type, [&](const auto* data) { own = gate_as<Real>(data[at]); });
+  const Real raw = __shfl_sync(0xFFFFFFFFU, own, 0) + __shfl_sync(0xFFFFFFFFU, own, 2);
+  const Real dt = rule_of<Real>(call.rules).value(raw);
+  return {decay_of<Real>(__shfl_sync(0xFFFFFFFFU, own, 1) * dt), dt};
+}
+
+template <class Real>
+__device__ __forceinline__ std::int64_t slot_of(const StepCall<Real>& step, std::int64_t row) {
+  if (step.slots == nullptr) return row;
+  return step.slots_are_64_bit ? static_cast<const std::int64_t*>(step.slots)[row * step.slot_stride]
+                               : static_cast<const std::int32_t*>(step.slots)[row * step.slot_stride];
+}
+
+// The rows of a thread: number k is first + k * apart.
+struct Rows {
+  int batch, head, first, apart, count;
+
+  [[nodiscard]] __device__ __forceinline__ int row(int k) const { return first + k * apart; }
+  [[nodiscard]] __device__ __forceinline__ bool exists(int k) const { return row(k) < count; }
+};
+
+// Columns of tensors at the rows of a thread.
+template <class T, class Real>
+__device__ __forceinline__ void load_rows(const Strided& tensor, const Rows& rows, std::int64_t t,
+                                          Real (&to)[rows_at_once]) {
+  const T* from = row_of<T>(tensor, rows.batch, t, rows.head);
+#pragma unroll
+  for (int k = 0; k < rows_at_once; ++k) to[k] = rows.exists(k) ? widen<Real>(from[rows.row(k)]) : Real{0};
+}
+
+// One token. `state` is where the rows of the head begin.
+template <class T, class State, bool Wide>
+__device__ __forceinline__ void take_token(const StepCall<typename Config<T>::Real>& step, const Rows& rows,
+                                           State* state, int lane, int lanes, std::int64_t t) {
+  using Real = typename Config<T>::Real;
+  constexpr int size = 16 / static_cast<int>(sizeof(State));
+  const Call<Real>& call = step.call;
+  const Tensors& tensors = call.tensors;
+  const T* B = row_of<T>(step.B, rows.batch, t, rows.head / call.dims.group);
+  const T* C = row_of<T>(step.C, rows.batch, t, rows.head / call.dims.group);
+  Real x[rows_at_once] = {}, z[rows_at_once] = {}, D[rows_at_once] = {}, y[rows_at_once] = {};
+  TokenStep<Real> token{};
+  for (int base = 0; base < call.dims.S; base += lanes * size) {
+    const int column = base + lane * size, count = min(size, call.dims.S - column);
+    Piece<State, size> own[rows_at_once];
+    Piece<T, size> key{}, query{};
+#pragma unroll
+    for (int k = 0; k < rows_at_once; ++k)
+      if (rows.exists(k)) own[k].template load<Wide>(state + rows.row(k) * step.state.row + column, count);
+    key.template load<Wide>(B + column, count);
+    query.template load<Wide>(C + column, count);
+    if (base == 0) {  // the state is on its way before anything is waited for
+      load_rows<T>(tensors.x, rows, t, x);
+      if (tensors.z.data != nullptr) load_rows<T>(tensors.z, rows, t, z);
+#pragma unroll
+      for (int k = 0; k < rows_at_once; ++k)
+        if (tensors.D.data != nullptr && rows.exists(k)) D[k] = read_number<Real>(tensors.D, rows.head, rows.row(k));
+      token = token_step(call, rows.batch, t, rows.head);
+    }
+#pragma unroll
+    for (int k = 0; k < rows_at_once; ++k) {
+      if (!rows.exists(k)) continue;
+      const Real weight = token.weight * x[k];
+#pragma unroll
+      for (int e = 0; e < size; ++e) {
+        if (e >= count) continue;
+        const Real updated = decayed(token.decay, widen<Real>(own[k].x[e]), weight * widen<Real>(key.x[e]));
+        y[k] += widen<Real>(query.x[e]) * updated;
+        own[k].x[e] = narrow<State>(updated);
+      }
+      own[k].template store<Wide>(state + rows.row(k) * step.state.row + column, count);
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < rows_at_once; ++k) {
+    for (int offset = lanes / 2; offset > 0; offset /= 2) y[k] += __shfl_xor_sync(0xFFFFFFFFU, y[k], offset);
+    if (lane != 0 || !rows.exists(k)) continue;
+    y[k] = fma(D[k], x[k], y[k]);
+    if (tensors.z.data != nullptr) y[k] *= z[k] * sigmoid(z[k]);
+    row_of<T>(tensors.y, rows.batch, t, rows.head)[rows.row(k)] = narrow<T>(y[k]);
+  }
+}
+
+template <class T, class State, bool Wide>
+__global__ void __launch_bounds__(threads)
+    step_kernel(StepCall<typename Config<T>::Real> step, int lanes, int row_tiles) {
+  arch::after_previous_kernel();
+  arch::let_next_kernel_start();
+  const Dims& dims = step.call.dims;
+  const int lane = static_cast<int>(threadIdx.x) % lanes, groups = threads / lanes;
+  const int tile = static_cast<int>(blockIdx.x % row_tiles);
+  const unsigned unit = blockIdx.x / row_tiles;
+  const Rows rows{.batch = static_cast<int>(unit / dims.heads),
+                  .head = static_cast<int>(unit % dims.heads),
+                  .first = tile * groups * rows_at_once + static_cast<int>(threadIdx.x) / lanes,
+                  .apart = groups,
+                  .count = dims.P};
+  const std::int64_t slot = slot_of(step, rows.batch);
+  // The host cannot see slots: any that does not exist is padding.
+  if (slot < 0 || slot >= step.states) {
+    for (std::int64_t t = 0; t < dims.tokens; ++t)
+      for (int k = 0; k < rows_at_once; ++k)
+        if (lane == 0 && rows.exists(k))
+          row_of<T>(step.call.tensors.y, rows.batch, t, rows.head)[rows.row(k)] = narrow<T>(0.0F);
+    return;
+  }
+  State* state = static_cast<State*>(step.state.data) + slot * step.state.sequence + rows.head * step.state.head;
+  for (std::int64_t t = 0; t < dims.tokens; ++t) take_token<T, State, Wide>(step, rows, state, lane, lanes, t);
+}
+
+}  // namespace
+
+template <class T, class State>
+void launch_step(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream) {
+  constexpr int size = 16 / static_cast<int>(sizeof(State));
+  const Dims& dims = step.call.dims;
+  int lanes = 1;
+  while (lanes < warp_size && lanes * size < dims.S) lanes *= 2;
+  const int tile = threads / lanes * rows_at_once, row_tiles = static_cast<int>(ceil_div(dims.P, tile));
+  const std::int64_t ctas = dims.batch * dims.heads * row_tiles;
+  if (ctas == 0) return;
+  launch_chained("ssd step", step.wide ? step_kernel<T, State, true> : step_kernel<T, State, false>, ctas, threads, 0,
+                 stream, step, lanes, row_tiles);
+}
+
+#define TFLA_INSTANTIATE(T, State) \
+  template void launch_step<T, State>(const StepCall<typename Config<T>::Real>&, cudaStream_t)
+#define TFLA_FOR_EACH_STATE(T)          \
+  TFLA_INSTANTIATE(T, float);           \
+  TFLA_INSTANTIATE(T, __nv_bfloat16);   \
+  TFLA_INSTANTIATE(T, __half)
+TFLA_FOR_EACH_STATE(__nv_bfloat16);
+TFLA_FOR_EACH_STATE(__half);
+TFLA_FOR_EACH_STATE(float);
+TFLA_INSTANTIATE(double, double);
+#undef TFLA_FOR_EACH_STATE
+#undef TFLA_INSTANTIATE
+
+}  // namespace tfla::cuda::ssd
