@@ -1,5 +1,5 @@
-// How the kernels that pass over [B,T,H,P] tensors walk through them: a thread has 16 bytes of columns of one head, and
-// the tokens of a block one after the other.
+// How the kernels that pass over [B,T,H,P] tensors walk through them: a thread has 16 bytes of columns of one head, or
+// one column where rows are not aligned, and the tokens of a block one after the other.
 #pragma once
 
 #include "cuda/ssd/tokens.cuh"
@@ -8,71 +8,60 @@ namespace tfla::cuda::ssd {
 
 inline constexpr int row_threads = 256;
 
-// 16 bytes of a row.
-template <class T>
-struct alignas(16) Piece {
-  static constexpr int size = 16 / static_cast<int>(sizeof(T));
-  T x[size];
+// Columns of a thread.
+template <class T, bool Wide>
+inline constexpr int piece_size = Wide ? 16 / static_cast<int>(sizeof(T)) : 1;
+
+// Columns of a row that are moved at once.
+template <class T, int Size>
+struct alignas(Size * sizeof(T)) Piece {
+  T x[Size];
 };
 
 // The head and columns of a thread.
-template <class T>
+template <int Size>
 struct Columns {
-  int head, first, count;  // columns [first, first + count); 0 where there is nothing to do
+  int head, first;
+  bool exist;
 
   __device__ Columns(const Dims& dims, unsigned cta) {
-    constexpr int size = Piece<T>::size;
-    const unsigned pieces = static_cast<unsigned>((dims.P + size - 1) / size);
-    const unsigned piece = cta * blockDim.x + threadIdx.x;
+    const unsigned pieces = static_cast<unsigned>(dims.P) / Size, piece = cta * blockDim.x + threadIdx.x;
     head = static_cast<int>(piece / pieces);
-    first = static_cast<int>(piece % pieces) * size;
-    count = head >= dims.heads ? 0 : min(size, dims.P - first);
+    first = static_cast<int>(piece % pieces) * Size;
+    exist = head < dims.heads;
   }
 };
 
-template <class T>
-__device__ __forceinline__ std::int64_t row_at(const Strided& tensor, const Position& position, const Columns<T>& own) {
+template <int Size>
+__device__ __forceinline__ std::int64_t row_at(const Strided& tensor, const Position& position,
+                                               const Columns<Size>& own) {
   return position.batch * tensor.batch + position.token * tensor.token + own.head * tensor.head + own.first;
 }
 
-// Columns of a row, zero behind the last.
-template <class T, bool Wide, class Real>
-__device__ __forceinline__ void load(const Strided& tensor, const Position& position, const Columns<T>& own,
-                                     Real (&to)[Piece<T>::size]) {
+template <class T, int Size, class Real>
+__device__ __forceinline__ void load(const Strided& tensor, const Position& position, const Columns<Size>& own,
+                                     Real (&to)[Size]) {
   const T* from = static_cast<const T*>(tensor.data) + row_at(tensor, position, own);
-  Piece<T> piece;
-  if constexpr (Wide) piece = *reinterpret_cast<const Piece<T>*>(from);
+  const auto piece = *reinterpret_cast<const Piece<T, Size>*>(from);
 #pragma unroll
-  for (int e = 0; e < Piece<T>::size; ++e) {
-    if constexpr (Wide) {
-      to[e] = widen<Real>(piece.x[e]);
-    } else {
-      to[e] = e < own.count ? widen<Real>(from[e]) : Real{0};
-    }
-  }
+  for (int e = 0; e < Size; ++e) to[e] = widen<Real>(piece.x[e]);
 }
 
-template <class T, bool Wide, class Real>
-__device__ __forceinline__ void store(const Strided& tensor, const Position& position, const Columns<T>& own,
-                                      const Real (&x)[Piece<T>::size]) {
+template <class T, int Size, class Real>
+__device__ __forceinline__ void store(const Strided& tensor, const Position& position, const Columns<Size>& own,
+                                      const Real (&x)[Size]) {
   T* to = static_cast<T*>(tensor.data) + row_at(tensor, position, own);
-  Piece<T> piece;
+  Piece<T, Size> piece;
 #pragma unroll
-  for (int e = 0; e < Piece<T>::size; ++e) {
-    piece.x[e] = narrow<T>(x[e]);
-    if constexpr (!Wide) {
-      if (e < own.count) to[e] = piece.x[e];
-    }
-  }
-  if constexpr (Wide) *reinterpret_cast<Piece<T>*>(to) = piece;
+  for (int e = 0; e < Size; ++e) piece.x[e] = narrow<T>(x[e]);
+  *reinterpret_cast<Piece<T, Size>*>(to) = piece;
 }
 
 // D of a thread's columns.
-template <class T, class Real>
-__device__ __forceinline__ void load_skip(const PerHead& D, const Columns<T>& own, Real (&to)[Piece<T>::size]) {
+template <int Size, class Real>
+__device__ __forceinline__ void load_skip(const PerHead& D, const Columns<Size>& own, Real (&to)[Size]) {
 #pragma unroll
-  for (int e = 0; e < Piece<T>::size; ++e)
-    to[e] = D.data != nullptr && e < own.count ? read_number<Real>(D, own.head, own.first + e) : Real{0};
+  for (int e = 0; e < Size; ++e) to[e] = D.data != nullptr ? read_number<Real>(D, own.head, own.first + e) : Real{0};
 }
 
 // Calls work(position, number, whether it is in a sequence) for the tokens of a block.
@@ -86,12 +75,11 @@ __device__ __forceinline__ void each_token(const Sequences& sequences, const Dim
 }
 
 // CTAs side by side on the heads of a token, and threads of each.
-template <class T>
 struct RowGrid {
   int ctas, threads;
 
-  explicit RowGrid(const Dims& dims) {
-    const std::int64_t pieces = dims.heads * ceil_div(dims.P, Piece<T>::size);
+  RowGrid(const Dims& dims, int size) {
+    const std::int64_t pieces = dims.heads * (dims.P / size);
     threads = static_cast<int>(pieces < row_threads ? round_up(pieces, warp_size) : row_threads);
     ctas = static_cast<int>(ceil_div(pieces, threads));
   }

@@ -12,31 +12,13 @@ namespace {
 constexpr int threads = 128;
 constexpr int rows_at_once = 4;  // of a thread
 
-// Columns of a row that a thread has at a time.
+// Columns of a row that a thread has at a time: 16 bytes, or one where rows are not aligned.
+template <class State, bool Wide>
+inline constexpr int piece_size = Wide ? 16 / static_cast<int>(sizeof(State)) : 1;
+
 template <class T, int Size>
 struct alignas(Size * sizeof(T) < 16 ? Size * sizeof(T) : 16) Piece {
   T x[Size];
-
-  template <bool Wide>
-  __device__ __forceinline__ void load(const T* from, int count) {
-    if constexpr (Wide) {
-      if (count > 0) *this = *reinterpret_cast<const Piece*>(from);
-    } else {
-#pragma unroll
-      for (int e = 0; e < Size; ++e)
-        if (e < count) x[e] = from[e];
-    }
-  }
-  template <bool Wide>
-  __device__ __forceinline__ void store(T* to, int count) const {
-    if constexpr (Wide) {
-      if (count > 0) *reinterpret_cast<Piece*>(to) = *this;
-    } else {
-#pragma unroll
-      for (int e = 0; e < Size; ++e)
-        if (e < count) to[e] = x[e];
-    }
-  }
 };
 
 // What a token does to the state of a head.
@@ -94,7 +76,9 @@ template <class T, class State, bool Wide>
 __device__ __forceinline__ void take_token(const StepCall<typename Config<T>::Real>& step, const Rows& rows,
                                            State* state, int lane, int lanes, std::int64_t t) {
   using Real = typename Config<T>::Real;
-  constexpr int size = 16 / static_cast<int>(sizeof(State));
+  constexpr int size = piece_size<State, Wide>;
+  using Stored = Piece<State, size>;
+  using Token = Piece<T, size>;
   const Call<Real>& call = step.call;
   const Tensors& tensors = call.tensors;
   const T* B = row_of<T>(step.B, rows.batch, t, rows.head / call.dims.group);
@@ -102,14 +86,18 @@ __device__ __forceinline__ void take_token(const StepCall<typename Config<T>::Re
   Real x[rows_at_once] = {}, z[rows_at_once] = {}, D[rows_at_once] = {}, y[rows_at_once] = {};
   TokenStep<Real> token{};
   for (int base = 0; base < call.dims.S; base += lanes * size) {
-    const int column = base + lane * size, count = min(size, call.dims.S - column);
-    Piece<State, size> own[rows_at_once];
-    Piece<T, size> key{}, query{};
+    const int column = base + lane * size;
+    const bool inside = column < call.dims.S;
+    Stored own[rows_at_once] = {};
+    Token key{}, query{};
+    if (inside) {
 #pragma unroll
-    for (int k = 0; k < rows_at_once; ++k)
-      if (rows.exists(k)) own[k].template load<Wide>(state + rows.row(k) * step.state.row + column, count);
-    key.template load<Wide>(B + column, count);
-    query.template load<Wide>(C + column, count);
+      for (int k = 0; k < rows_at_once; ++k)
+        if (rows.exists(k))
+          own[k] = *reinterpret_cast<const Stored*>(state + rows.row(k) * step.state.row + column);
+      key = *reinterpret_cast<const Token*>(B + column);
+      query = *reinterpret_cast<const Token*>(C + column);
+    }
     if (base == 0) {  // the state is on its way before anything is waited for
       load_rows<T>(tensors.x, rows, t, x);
       if (tensors.z.data != nullptr) load_rows<T>(tensors.z, rows, t, z);
@@ -118,18 +106,18 @@ __device__ __forceinline__ void take_token(const StepCall<typename Config<T>::Re
         if (tensors.D.data != nullptr && rows.exists(k)) D[k] = read_number<Real>(tensors.D, rows.head, rows.row(k));
       token = token_step(call, rows.batch, t, rows.head);
     }
+    if (!inside) continue;
 #pragma unroll
     for (int k = 0; k < rows_at_once; ++k) {
       if (!rows.exists(k)) continue;
       const Real weight = token.weight * x[k];
 #pragma unroll
       for (int e = 0; e < size; ++e) {
-        if (e >= count) continue;
         const Real updated = decayed(token.decay, widen<Real>(own[k].x[e]), weight * widen<Real>(key.x[e]));
         y[k] += widen<Real>(query.x[e]) * updated;
         own[k].x[e] = narrow<State>(updated);
       }
-      own[k].template store<Wide>(state + rows.row(k) * step.state.row + column, count);
+      *reinterpret_cast<Stored*>(state + rows.row(k) * step.state.row + column) = own[k];
     }
   }
 #pragma unroll
@@ -173,7 +161,7 @@ __global__ void __launch_bounds__(threads)
 
 template <class T, class State>
 void launch_step(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream) {
-  constexpr int size = 16 / static_cast<int>(sizeof(State));
+  const int size = step.wide ? piece_size<State, true> : piece_size<State, false>;
   const Dims& dims = step.call.dims;
   int lanes = 1;
   while (lanes < warp_size && lanes * size < dims.S) lanes *= 2;

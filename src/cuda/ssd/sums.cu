@@ -33,13 +33,13 @@ __device__ __forceinline__ double sum_blocks(const Number* sums, std::int64_t bl
 
 // The first CTAs have a head of D each, the others a warp's lanes of heads of dA or ddt_bias.
 template <class Real>
-__global__ void __launch_bounds__(threads) sum_tokens_kernel(Call<Real> call, int skip_ctas, int head_ctas) {
+__global__ void __launch_bounds__(threads) sum_tokens_kernel(Call<Real> call, std::int64_t blocks, int skip_ctas,
+                                                             int head_ctas) {
   __shared__ double parts[warps][warp_size];
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
   const Dims& dims = call.dims;
   const Tensors& tensors = call.tensors;
-  const std::int64_t blocks = ceil_div(dims.positions(), ssd_token_block);
   const int lane = static_cast<int>(threadIdx.x) % warp_size, cta = static_cast<int>(blockIdx.x);
   const bool first_warp = threadIdx.x < warp_size;
   if (cta < skip_ctas) {
@@ -77,7 +77,7 @@ void launch_sum_tokens(const Call<Real>& call, cudaStream_t stream) {
   const int head_ctas = static_cast<int>(ceil_div(call.dims.heads, warp_size));
   const int gates = call.tensors.ddt_bias.data == nullptr ? 1 : 2;
   launch_chained("ssd sum_tokens", sum_tokens_kernel<Real>, skip_ctas + gates * head_ctas, threads, 0, stream, call,
-                 skip_ctas, head_ctas);
+                 ceil_div(call.dims.positions(), ssd_token_block), skip_ctas, head_ctas);
 }
 
 template void launch_sum_tokens(const Call<float>&, cudaStream_t);
