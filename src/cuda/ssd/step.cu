@@ -11,6 +11,8 @@ namespace {
 
 constexpr int threads = 128;
 constexpr int rows_at_once = 4;  // of a thread
+template <class State>
+constexpr int ctas_per_multiprocessor = sizeof(State) == 8 ? 2 : sizeof(State) == 4 ? 5 : 4;
 
 // Columns of a row that a thread has at a time: 16 bytes, or one where rows are not aligned.
 template <class State, bool Wide>
@@ -54,7 +56,7 @@ __device__ __forceinline__ std::int64_t slot_of(const StepCall<Real>& step, std:
                                : static_cast<const std::int32_t*>(step.slots)[row * step.slot_stride];
 }
 
-// The rows of a thread: number k is first + k * apart.
+// The rows of a thread: number k is first + k * apart. What they take and give besides the state, lane k does for row k.
 struct Rows {
   int batch, head, first, apart, count;
 
@@ -62,16 +64,21 @@ struct Rows {
   [[nodiscard]] __device__ __forceinline__ bool exists(int k) const { return row(k) < count; }
 };
 
-// Columns of tensors at the rows of a thread.
-template <class T, class Real>
-__device__ __forceinline__ void load_rows(const Strided& tensor, const Rows& rows, std::int64_t t,
-                                          Real (&to)[rows_at_once]) {
-  const T* from = row_of<T>(tensor, rows.batch, t, rows.head);
-#pragma unroll
-  for (int k = 0; k < rows_at_once; ++k) to[k] = rows.exists(k) ? widen<Real>(from[rows.row(k)]) : Real{0};
-}
+// x, z and D of one row.
+template <class Real>
+struct RowInputs {
+  Real x = 0, z = 0, D = 0;
 
-// One token. `state` is where the rows of the head begin.
+  RowInputs() = default;
+  template <class T>
+  __device__ __forceinline__ RowInputs(const Tensors& tensors, const Rows& rows, std::int64_t t, int row, T /*type*/) {
+    x = widen<Real>(row_of<T>(tensors.x, rows.batch, t, rows.head)[row]);
+    if (tensors.z.data != nullptr) z = widen<Real>(row_of<T>(tensors.z, rows.batch, t, rows.head)[row]);
+    if (tensors.D.data != nullptr) D = read_number<Real>(tensors.D, rows.head, row);
+  }
+};
+
+// One token. `state` is where the first row of the thread begins.
 template <class T, class State, bool Wide>
 __device__ __forceinline__ void take_token(const StepCall<typename Config<T>::Real>& step, const Rows& rows,
                                            State* state, int lane, int lanes, std::int64_t t) {
@@ -80,11 +87,14 @@ __device__ __forceinline__ void take_token(const StepCall<typename Config<T>::Re
   using Stored = Piece<State, size>;
   using Token = Piece<T, size>;
   const Call<Real>& call = step.call;
-  const Tensors& tensors = call.tensors;
   const T* B = row_of<T>(step.B, rows.batch, t, rows.head / call.dims.group);
   const T* C = row_of<T>(step.C, rows.batch, t, rows.head / call.dims.group);
-  Real x[rows_at_once] = {}, z[rows_at_once] = {}, D[rows_at_once] = {}, y[rows_at_once] = {};
-  TokenStep<Real> token{};
+  const std::int64_t apart = rows.apart * step.state.row;
+  const bool has_row = lane < rows_at_once && rows.exists(lane);
+  RowInputs<Real> inputs;
+  Real weights[rows_at_once] = {}, y[rows_at_once] = {};
+  tfla::Decay<Real> decay{};
+#pragma unroll 1
   for (int base = 0; base < call.dims.S; base += lanes * size) {
     const int column = base + lane * size;
     const bool inside = column < call.dims.S;
@@ -93,45 +103,45 @@ __device__ __forceinline__ void take_token(const StepCall<typename Config<T>::Re
     if (inside) {
 #pragma unroll
       for (int k = 0; k < rows_at_once; ++k)
-        if (rows.exists(k))
-          own[k] = *reinterpret_cast<const Stored*>(state + rows.row(k) * step.state.row + column);
+        if (rows.exists(k)) own[k] = *reinterpret_cast<const Stored*>(state + k * apart + column);
       key = *reinterpret_cast<const Token*>(B + column);
       query = *reinterpret_cast<const Token*>(C + column);
     }
     if (base == 0) {  // the state is on its way before anything is waited for
-      load_rows<T>(tensors.x, rows, t, x);
-      if (tensors.z.data != nullptr) load_rows<T>(tensors.z, rows, t, z);
+      if (has_row) inputs = RowInputs<Real>(call.tensors, rows, t, rows.row(lane), T{});
+      const TokenStep<Real> token = token_step(call, rows.batch, t, rows.head);
+      decay = token.decay;
 #pragma unroll
       for (int k = 0; k < rows_at_once; ++k)
-        if (tensors.D.data != nullptr && rows.exists(k)) D[k] = read_number<Real>(tensors.D, rows.head, rows.row(k));
-      token = token_step(call, rows.batch, t, rows.head);
+        weights[k] = token.weight * __shfl_sync(0xFFFFFFFFU, inputs.x, k, lanes);
     }
     if (!inside) continue;
 #pragma unroll
     for (int k = 0; k < rows_at_once; ++k) {
       if (!rows.exists(k)) continue;
-      const Real weight = token.weight * x[k];
 #pragma unroll
       for (int e = 0; e < size; ++e) {
-        const Real updated = decayed(token.decay, widen<Real>(own[k].x[e]), weight * widen<Real>(key.x[e]));
+        const Real updated = decayed(decay, widen<Real>(own[k].x[e]), weights[k] * widen<Real>(key.x[e]));
         y[k] += widen<Real>(query.x[e]) * updated;
         own[k].x[e] = narrow<State>(updated);
       }
-      *reinterpret_cast<Stored*>(state + rows.row(k) * step.state.row + column) = own[k];
+      *reinterpret_cast<Stored*>(state + k * apart + column) = own[k];
     }
   }
+  Real out = 0;
 #pragma unroll
   for (int k = 0; k < rows_at_once; ++k) {
     for (int offset = lanes / 2; offset > 0; offset /= 2) y[k] += __shfl_xor_sync(0xFFFFFFFFU, y[k], offset);
-    if (lane != 0 || !rows.exists(k)) continue;
-    y[k] = fma(D[k], x[k], y[k]);
-    if (tensors.z.data != nullptr) y[k] *= z[k] * sigmoid(z[k]);
-    row_of<T>(tensors.y, rows.batch, t, rows.head)[rows.row(k)] = narrow<T>(y[k]);
+    if (lane == k) out = y[k];
   }
+  if (!has_row) return;
+  out = fma(inputs.D, inputs.x, out);
+  if (call.tensors.z.data != nullptr) out *= inputs.z * sigmoid(inputs.z);
+  row_of<T>(call.tensors.y, rows.batch, t, rows.head)[rows.row(lane)] = narrow<T>(out);
 }
 
 template <class T, class State, bool Wide>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, ctas_per_multiprocessor<State>)
     step_kernel(StepCall<typename Config<T>::Real> step, int lanes, int row_tiles) {
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
@@ -147,13 +157,13 @@ __global__ void __launch_bounds__(threads)
   const std::int64_t slot = slot_of(step, rows.batch);
   // The host cannot see slots: any that does not exist is padding.
   if (slot < 0 || slot >= step.states) {
-    for (std::int64_t t = 0; t < dims.tokens; ++t)
-      for (int k = 0; k < rows_at_once; ++k)
-        if (lane == 0 && rows.exists(k))
-          row_of<T>(step.call.tensors.y, rows.batch, t, rows.head)[rows.row(k)] = narrow<T>(0.0F);
+    for (std::int64_t t = 0; lane < rows_at_once && rows.exists(lane) && t < dims.tokens; ++t)
+      row_of<T>(step.call.tensors.y, rows.batch, t, rows.head)[rows.row(lane)] = narrow<T>(0.0F);
     return;
   }
-  State* state = static_cast<State*>(step.state.data) + slot * step.state.sequence + rows.head * step.state.head;
+  State* state = static_cast<State*>(step.state.data) + slot * step.state.sequence + rows.head * step.state.head +
+                 rows.first * step.state.row;
+#pragma unroll 1
   for (std::int64_t t = 0; t < dims.tokens; ++t) take_token<T, State, Wide>(step, rows, state, lane, lanes, t);
 }
 
@@ -163,7 +173,7 @@ template <class T, class State>
 void launch_step(const StepCall<typename Config<T>::Real>& step, cudaStream_t stream) {
   const int size = step.wide ? piece_size<State, true> : piece_size<State, false>;
   const Dims& dims = step.call.dims;
-  int lanes = 1;
+  int lanes = rows_at_once;
   while (lanes < warp_size && lanes * size < dims.S) lanes *= 2;
   const int tile = threads / lanes * rows_at_once, row_tiles = static_cast<int>(ceil_div(dims.P, tile));
   const std::int64_t ctas = dims.batch * dims.heads * row_tiles;
