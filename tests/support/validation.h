@@ -28,11 +28,16 @@ inline void run_operation(const DeltaBackward& args, const Execution& execution 
   delta_backward(args, execution);
 }
 inline void run_operation(const DeltaStep& args, const Execution& execution = {}) { delta_step(args, execution); }
+inline void run_operation(const SsdForward& args, const Execution& execution = {}) { ssd_forward(args, execution); }
+inline void run_operation(const SsdBackward& args, const Execution& execution = {}) { ssd_backward(args, execution); }
+inline void run_operation(const SsdStep& args, const Execution& execution = {}) { ssd_step(args, execution); }
 
 template <class Args>
 auto plan_operation(const Args& args, const Execution& execution = {}) {
   if constexpr (requires { delta_plan(args, execution); }) {
     return delta_plan(args, execution);
+  } else if constexpr (requires { ssd_plan(args, execution); }) {
+    return ssd_plan(args, execution);
   } else {
     return plan(args, execution);
   }

@@ -1,0 +1,88 @@
+// Errors of the state space dual against the float64 reference: dtypes x options x shapes x packings x chunk sizes x
+// layouts, and the regimes that strain the arithmetic.
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <set>
+#include <tuple>
+
+#include "tests/ssd/cases.h"
+
+namespace tfla::test {
+namespace {
+
+class SsdAccuracy : public ::testing::TestWithParam<SsdCase> {};
+
+TEST_P(SsdAccuracy, WithinBounds) {
+  SsdProblem problem(GetParam());
+  const SsdJudge judge(problem);
+  EXPECT_TRUE(judge.within_bounds(run_forward(problem)));
+  EXPECT_TRUE(problem.surroundings_intact());
+  EXPECT_TRUE(judge.within_bounds(run_backward(problem)));
+  EXPECT_TRUE(problem.surroundings_intact());
+}
+
+class SsdStepAccuracy : public ::testing::TestWithParam<SsdCase> {};
+
+// One token after another in one call, and T calls of one token.
+TEST_P(SsdStepAccuracy, WithinBounds) {
+  const SsdCase& c = GetParam();
+  SsdProblem problem(c);
+  const SsdJudge judge(problem);
+  const SsdStep whole = problem.step(problem.forward.last_state);
+  ssd_step(whole, {.threads = c.threads});
+  EXPECT_TRUE(judge.within_bounds(snapshot(outputs(whole))));
+  EXPECT_TRUE(problem.surroundings_intact());
+  problem.poison_forward();
+  for (std::int64_t t = 0; t < c.shape.tokens; ++t) {
+    SsdStep one = whole;
+    for (TensorView* view : {&one.x, &one.dt, &one.B, &one.C, &one.z}) *view = slice(*view, 1, t, 1);
+    one.y = slice(one.y, 1, t, 1);
+    ssd_step(one, {.threads = c.threads});
+  }
+  EXPECT_TRUE(judge.within_bounds(snapshot(outputs(whole))));
+  EXPECT_TRUE(problem.surroundings_intact());
+}
+
+// Step has neither packed sequences nor numbers of them, and its state, contiguous in S, is the first and the last one.
+std::vector<SsdCase> for_step(std::vector<SsdCase> all) {
+  std::erase_if(all, [](const SsdCase& c) { return !c.cu_seqlens.empty(); });
+  for (SsdCase& c : all) {
+    c.initial_state = c.in_place = c.last_state = true;
+    c.turned_states = false;
+    c.seq_idx = testkit::Numbers::none;
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Pairs, SsdAccuracy, ::testing::ValuesIn(ssd_pairs(SsdTable::full)), ssd_case_name);
+INSTANTIATE_TEST_SUITE_P(Small, SsdAccuracy, ::testing::ValuesIn(ssd_pairs(SsdTable::few)), ssd_case_name);
+INSTANTIATE_TEST_SUITE_P(Regimes, SsdAccuracy, ::testing::ValuesIn(ssd_regimes(300, 48, 64)), ssd_case_name);
+INSTANTIATE_TEST_SUITE_P(RegimesSmall, SsdAccuracy, ::testing::ValuesIn(ssd_regimes(70, 6, 17)), ssd_case_name);
+INSTANTIATE_TEST_SUITE_P(Long, SsdAccuracy, ::testing::ValuesIn(ssd_long_cases()), ssd_case_name);
+INSTANTIATE_TEST_SUITE_P(Pairs, SsdStepAccuracy, ::testing::ValuesIn(for_step(ssd_pairs(SsdTable::full))),
+                         ssd_case_name);
+INSTANTIATE_TEST_SUITE_P(Small, SsdStepAccuracy, ::testing::ValuesIn(for_step(ssd_pairs(SsdTable::few))),
+                         ssd_case_name);
+INSTANTIATE_TEST_SUITE_P(RegimesSmall, SsdStepAccuracy, ::testing::ValuesIn(for_step(ssd_regimes(70, 6, 17))),
+                         ssd_case_name);
+INSTANTIATE_TEST_SUITE_P(Long, SsdStepAccuracy, ::testing::ValuesIn(for_step(ssd_long_cases())), ssd_case_name);
+
+TEST(SsdAccuracySmall, EveryPairOfValuesMeets) {
+  for (const SsdTable which : {SsdTable::full, SsdTable::few}) {
+    const std::vector<int> count = ssd_levels(which);
+    const std::vector<Row> rows = ssd_rows(which);
+    std::set<std::tuple<std::size_t, int, std::size_t, int>> met;
+    std::size_t expected = 0;
+    for (std::size_t x = 0; x < count.size(); ++x) {
+      for (std::size_t y = x + 1; y < count.size(); ++y) {
+        expected += static_cast<std::size_t>(count[x]) * static_cast<std::size_t>(count[y]);
+        for (const Row& row : rows) met.insert({x, row[x], y, row[y]});
+      }
+    }
+    EXPECT_EQ(met.size(), expected);
+  }
+}
+
+}  // namespace
+}  // namespace tfla::test
