@@ -4,8 +4,11 @@
 
 #include <cstddef>
 #include <set>
+#include <string>
 #include <tuple>
+#include <vector>
 
+#include "plan/ssd_cuda.h"
 #include "tests/ssd/cases.h"
 
 namespace tfla::test {
@@ -14,6 +17,7 @@ namespace {
 class SsdAccuracy : public ::testing::TestWithParam<SsdCase> {};
 
 TEST_P(SsdAccuracy, WithinBounds) {
+  if (const std::string reason = why_unavailable(GetParam().device); !reason.empty()) GTEST_SKIP() << reason;
   SsdProblem problem(GetParam());
   const SsdJudge judge(problem);
   EXPECT_TRUE(judge.within_bounds(run_forward(problem)));
@@ -27,10 +31,11 @@ class SsdStepAccuracy : public ::testing::TestWithParam<SsdCase> {};
 // One token after another in one call, and T calls of one token.
 TEST_P(SsdStepAccuracy, WithinBounds) {
   const SsdCase& c = GetParam();
+  if (const std::string reason = why_unavailable(c.device); !reason.empty()) GTEST_SKIP() << reason;
   SsdProblem problem(c);
   const SsdJudge judge(problem);
   const SsdStep whole = problem.step(problem.forward.last_state);
-  ssd_step(whole, {.threads = c.threads});
+  ssd_step(whole, execution_of(c));
   EXPECT_TRUE(judge.within_bounds(snapshot(outputs(whole))));
   EXPECT_TRUE(problem.surroundings_intact());
   problem.poison_forward();
@@ -38,7 +43,7 @@ TEST_P(SsdStepAccuracy, WithinBounds) {
     SsdStep one = whole;
     for (TensorView* view : {&one.x, &one.dt, &one.B, &one.C, &one.z}) *view = slice(*view, 1, t, 1);
     one.y = slice(one.y, 1, t, 1);
-    ssd_step(one, {.threads = c.threads});
+    ssd_step(one, execution_of(c));
   }
   EXPECT_TRUE(judge.within_bounds(snapshot(outputs(whole))));
   EXPECT_TRUE(problem.surroundings_intact());
@@ -54,6 +59,27 @@ std::vector<SsdCase> for_step(std::vector<SsdCase> all) {
   }
   return all;
 }
+
+// The same tables on a GPU.
+std::vector<SsdCase> on_cuda(std::vector<SsdCase> all) {
+  for (SsdCase& c : all) c.device = Device::cuda;
+  return all;
+}
+
+#ifdef TFLA_TEST_CUDA
+INSTANTIATE_TEST_SUITE_P(CudaPairs, SsdAccuracy, ::testing::ValuesIn(on_cuda(ssd_pairs(SsdTable::full))),
+                         ssd_case_name);
+INSTANTIATE_TEST_SUITE_P(CudaSmall, SsdAccuracy, ::testing::ValuesIn(on_cuda(ssd_pairs(SsdTable::few))), ssd_case_name);
+INSTANTIATE_TEST_SUITE_P(CudaRegimes, SsdAccuracy, ::testing::ValuesIn(on_cuda(ssd_regimes(300, 48, 64))),
+                         ssd_case_name);
+INSTANTIATE_TEST_SUITE_P(CudaLong, SsdAccuracy, ::testing::ValuesIn(on_cuda(ssd_long_cases())), ssd_case_name);
+INSTANTIATE_TEST_SUITE_P(CudaPairs, SsdStepAccuracy, ::testing::ValuesIn(on_cuda(for_step(ssd_pairs(SsdTable::full)))),
+                         ssd_case_name);
+INSTANTIATE_TEST_SUITE_P(CudaRegimes, SsdStepAccuracy, ::testing::ValuesIn(on_cuda(for_step(ssd_regimes(70, 6, 17)))),
+                         ssd_case_name);
+INSTANTIATE_TEST_SUITE_P(CudaLong, SsdStepAccuracy, ::testing::ValuesIn(on_cuda(for_step(ssd_long_cases()))),
+                         ssd_case_name);
+#endif
 
 INSTANTIATE_TEST_SUITE_P(Pairs, SsdAccuracy, ::testing::ValuesIn(ssd_pairs(SsdTable::full)), ssd_case_name);
 INSTANTIATE_TEST_SUITE_P(Small, SsdAccuracy, ::testing::ValuesIn(ssd_pairs(SsdTable::few)), ssd_case_name);
@@ -82,6 +108,26 @@ TEST(SsdAccuracySmall, EveryPairOfValuesMeets) {
     }
     EXPECT_EQ(met.size(), expected);
   }
+}
+
+// The tables launch every kernel of the CUDA backend.
+TEST(SsdAccuracySmall, EveryKernelIsRunByATest) {
+  std::set<int> run;
+  const auto add = [&run](const SsdPlan& plan) {
+    for (const Launch& launch : plan.launches) run.insert(launch.kernel);
+  };
+  const Execution execution{.device = Device::cuda, .portable = true, .gpu = known_gpus().front().facts};
+  for (const SsdCase& c : ssd_pairs(SsdTable::few)) {
+    const SsdProblem problem(c);
+    add(ssd_plan(problem.forward, execution));
+    add(ssd_plan(problem.backward, execution));
+  }
+  for (const SsdCase& c : for_step(ssd_pairs(SsdTable::few))) {
+    const SsdProblem problem(c);
+    add(ssd_plan(problem.step(problem.forward.last_state), execution));
+  }
+  for (int kernel = 0; kernel <= static_cast<int>(SsdKernel::step); ++kernel)
+    EXPECT_TRUE(run.contains(kernel)) << "no case runs " << name(static_cast<SsdKernel>(kernel));
 }
 
 }  // namespace
