@@ -17,6 +17,8 @@ using Values = std::vector<double>;
 double rate(SsdRegime regime, double noise) {
   switch (regime) {
     case SsdRegime::lasting: return -1e-3 * std::exp(noise / 2);
+    case SsdRegime::kept: return -17.5 * 0x1p-14;
+    case SsdRegime::growing: return 0.3 * noise;
     case SsdRegime::brief: return -500 - 100 * std::abs(noise);
     case SsdRegime::gone: return -2500 - 500 * std::abs(noise);
     case SsdRegime::large: return -1e-2 * std::exp(noise / 2);
@@ -30,6 +32,7 @@ double time_step(SsdRegime regime, double noise, std::int64_t token, std::int64_
   switch (regime) {
     case SsdRegime::ordinary: return (token + head) % 11 == 5 ? -usual : usual;
     case SsdRegime::lasting: return 1e-3 * std::exp(0.3 * noise);
+    case SsdRegime::kept: return 0x1p-10;
     case SsdRegime::brief:
     case SsdRegime::gone: return 0.04 + 0.02 * std::abs(noise);
     case SsdRegime::still: return (token + head) % 3 == 0 ? usual : 0;
@@ -71,7 +74,8 @@ void SsdProblem::draw_time_steps() {
   const std::uint64_t seed = description.seed;
   const bool softplus = description.options.dt_softplus;
   // A sum that has to be an exact number has a bias that both dtypes hold.
-  const bool exact = description.regime == SsdRegime::still || description.regime == SsdRegime::edges;
+  const bool exact = description.regime == SsdRegime::still || description.regime == SsdRegime::edges ||
+                     description.regime == SsdRegime::kept;
   fill(dt_bias_, [=](std::int64_t head) {
     const double noise = reference::normal(seed, Stream::m0, head);
     return exact ? 0.25 : softplus ? noise - 3 : 0.01 * noise;

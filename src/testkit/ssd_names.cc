@@ -25,7 +25,8 @@ const char* short_name(DType dtype) {
 }  // namespace
 
 const char* name(SsdRegime regime) {
-  constexpr const char* names[] = {"ordinary", "lasting", "brief", "gone", "still", "large", "resets", "edges"};
+  constexpr const char* names[] = {"ordinary", "lasting", "kept",  "growing", "brief",
+                                   "gone",     "still",   "large", "resets",  "edges"};
   return names[static_cast<std::size_t>(regime)];
 }
 

@@ -18,6 +18,8 @@ namespace tfla::testkit {
 enum class SsdRegime : std::uint8_t {
   ordinary,  // dt of 0.03 exp(N(0,0.7^2)), A of -exp(N(1.4,0.7^2)); every eleventh dt is below 0
   lasting,   // dt of about 1e-3, A of -1e-3
+  kept,      // dt A of exactly 17.5 2^-24: the initial state stays, and each decay is rounded alike
+  growing,   // A on both sides of 0
   brief,     // dt A below -20
   gone,      // dt A below -100
   still,     // two of three dt are exactly 0
@@ -25,9 +27,9 @@ enum class SsdRegime : std::uint8_t {
   resets,    // every other token starts afresh, where there are numbers of sequences
   edges      // dt of exactly 1/32 and 1/16, and halfway between: with those as limits, at the limits
 };
-inline constexpr SsdRegime all_ssd_regimes[] = {SsdRegime::ordinary, SsdRegime::lasting, SsdRegime::brief,
-                                                SsdRegime::gone,     SsdRegime::still,   SsdRegime::large,
-                                                SsdRegime::resets,   SsdRegime::edges};
+inline constexpr SsdRegime all_ssd_regimes[] = {
+    SsdRegime::ordinary, SsdRegime::lasting, SsdRegime::kept,  SsdRegime::growing, SsdRegime::brief,
+    SsdRegime::gone,     SsdRegime::still,   SsdRegime::large, SsdRegime::resets,  SsdRegime::edges};
 [[nodiscard]] const char* name(SsdRegime regime);
 
 enum class Skip : std::uint8_t { none, per_head, per_channel };

@@ -1,4 +1,4 @@
-// libFuzzer target: random argument structs into plan and the operations of both operators. See fuzz_input.h for what
+// libFuzzer target: random argument structs into plan and the operations of all operators. See fuzz_input.h for what
 // is checked.
 #include <cstddef>
 #include <cstdint>

@@ -119,6 +119,39 @@ void visit_views(DeltaStep& a, const Visit& visit) {
   visit(a.slots, Kind::index);
 }
 
+// What all three operations of the state space dual read.
+template <class Args, class Visit>
+void visit_ssd_inputs(Args& a, const Visit& visit) {
+  for (TensorView* input : {&a.x, &a.dt, &a.A, &a.B, &a.C, &a.D, &a.z, &a.dt_bias}) visit(*input, Kind::input);
+}
+
+template <class Visit>
+void visit_views(SsdForward& a, const Visit& visit) {
+  visit_ssd_inputs(a, visit);
+  visit(a.initial_state, Kind::input);
+  for (MutableTensorView* output : {&a.y, &a.ungated, &a.last_state}) visit(*output, Kind::output);
+  visit(a.cu_seqlens, Kind::index);
+  visit(a.seq_idx, Kind::input);
+}
+
+template <class Visit>
+void visit_views(SsdBackward& a, const Visit& visit) {
+  visit_ssd_inputs(a, visit);
+  for (TensorView* input : {&a.ungated, &a.dy, &a.initial_state, &a.dlast_state}) visit(*input, Kind::input);
+  for (MutableTensorView* output : {&a.dx, &a.ddt, &a.dA, &a.dB, &a.dC, &a.dD, &a.dz, &a.ddt_bias, &a.dinitial_state})
+    visit(*output, Kind::output);
+  visit(a.cu_seqlens, Kind::index);
+  visit(a.seq_idx, Kind::input);
+}
+
+template <class Visit>
+void visit_views(SsdStep& a, const Visit& visit) {
+  visit_ssd_inputs(a, visit);
+  visit(a.y, Kind::output);
+  visit(a.state, Kind::output);
+  visit(a.slots, Kind::index);
+}
+
 // ---------------------------------------------------------------- valid arguments
 
 class Builder {
@@ -208,6 +241,54 @@ class Builder {
     return a;
   }
 
+  SsdForward ssd_forward() {
+    SsdForward a;
+    ssd_inputs(a);
+    a.y = tokens(dtype_, H_, dhv_);
+    if (a.z.given() && bytes_.chance(2)) a.ungated = tokens(dtype_, H_, dhv_);
+    pack(a.cu_seqlens);
+    number(a.seq_idx);
+    if (bytes_.chance(2)) a.initial_state = turned_matrix();
+    if (bytes_.chance(2)) a.last_state = turned_matrix();
+    if (bytes_.chance(8)) a.initial_state = a.last_state;
+    options(a.options);
+    return a;
+  }
+
+  SsdBackward ssd_backward() {
+    SsdBackward a;
+    ssd_inputs(a);
+    if (a.z.given()) a.ungated = tokens(dtype_, H_, dhv_);
+    if (a.z.given()) a.dz = tokens(dtype_, H_, dhv_);
+    a.dy = tokens(dtype_, H_, dhv_);
+    a.dx = tokens(dtype_, H_, dhv_);
+    a.ddt = gates();
+    a.dA = dense(gate_dtype_, {H_});
+    a.dB = tokens(dtype_, Hqk_, dqk_);
+    a.dC = tokens(dtype_, Hqk_, dqk_);
+    if (a.D.rank == 1) a.dD = dense(gate_dtype_, {H_});
+    if (a.D.rank == 2) a.dD = dense(gate_dtype_, {H_, dhv_});
+    if (a.dt_bias.given()) a.ddt_bias = dense(gate_dtype_, {H_});
+    pack(a.cu_seqlens);
+    number(a.seq_idx);
+    if (bytes_.chance(2)) a.initial_state = turned_matrix();
+    if (bytes_.chance(2)) a.dlast_state = turned_matrix();
+    if (bytes_.chance(2)) a.dinitial_state = turned_matrix();
+    options(a.options);
+    return a;
+  }
+
+  SsdStep ssd_step() {
+    SsdStep a;
+    ssd_inputs(a);
+    a.y = tokens(dtype_, H_, dhv_);
+    constexpr DType narrow[] = {DType::float32, DType::bfloat16, DType::float16};
+    const std::int64_t states = pool(a.slots);
+    a.state = dense(dtype_ == DType::float64 ? dtype_ : narrow[bytes_.below(3)], {states, H_, dhv_, dqk_});
+    options(a.options);
+    return a;
+  }
+
   DeltaStep delta_step() {
     DeltaStep a;
     inputs(a);
@@ -258,6 +339,32 @@ class Builder {
     N_ = B_;
   }
 
+  template <class Args>
+  void ssd_inputs(Args& a) {
+    if (bytes_.chance(3)) B_ = 1;
+    a.x = tokens(dtype_, H_, dhv_);
+    a.dt = gates();
+    a.A = dense(gate_dtype_, {H_});
+    a.B = tokens(dtype_, Hqk_, dqk_);
+    a.C = tokens(dtype_, Hqk_, dqk_);
+    if (bytes_.chance(2)) a.z = tokens(dtype_, H_, dhv_);
+    if (bytes_.chance(3)) a.D = dense(gate_dtype_, {H_});
+    if (!a.D.given() && bytes_.chance(3)) a.D = dense(gate_dtype_, {H_, dhv_});
+    if (bytes_.chance(2)) a.dt_bias = dense(gate_dtype_, {H_});
+    N_ = B_;
+  }
+
+  // A state of the state space dual, contiguous or with its last axes exchanged in memory.
+  MutableTensorView turned_matrix() {
+    if (bytes_.chance(2)) return dense(state_dtype_, {N_, H_, dhv_, dqk_});
+    return matrix(N_).transposed(2, 3);
+  }
+
+  // Whatever the memory holds: any number will do.
+  void number(TensorView& seq_idx) {
+    if (bytes_.chance(3)) seq_idx = dense(bytes_.chance(2) ? DType::int32 : DType::int64, {B_, T_});
+  }
+
   // How many states a step has, and which of them it works on where there are more than rows.
   std::int64_t pool(TensorView& slots) {
     if (!bytes_.chance(2)) return B_;
@@ -298,6 +405,13 @@ class Builder {
     o.normalize_qk = bytes_.chance(2);
     o.chunk_size = bytes_.below(8);
     if (bytes_.chance(4)) o.qk_scale = 0.5;
+  }
+
+  void options(SsdOptions& o) {
+    o.dt_softplus = bytes_.chance(2);
+    if (bytes_.chance(3)) o.dt_min = 0.5;
+    if (bytes_.chance(3)) o.dt_max = 2;
+    o.chunk_size = bytes_.below(8);
   }
 
   Bytes& bytes_;
@@ -345,6 +459,14 @@ void spoil(DeltaOptions& o, Bytes& bytes) {
     case 0: o.chunk_size = interesting(bytes, o.chunk_size); break;
     case 1: o.qk_scale = numbers[bytes.below(7)]; break;
     default: o.write = static_cast<WriteGate>(bytes.below(5)); break;
+  }
+}
+
+void spoil(SsdOptions& o, Bytes& bytes) {
+  switch (bytes.below(3)) {
+    case 0: o.chunk_size = interesting(bytes, o.chunk_size); break;
+    case 1: o.dt_min = numbers[bytes.below(7)]; break;
+    default: o.dt_max = numbers[bytes.below(7)]; break;
   }
 }
 
@@ -414,12 +536,29 @@ void execute(const DeltaBackward& a, const DeltaPlan& p, std::span<std::byte> sc
 }
 void execute(const DeltaStep& a, const DeltaPlan& p, std::span<std::byte> scratch) { delta_step(a, p, scratch); }
 
+void execute(const SsdForward& a, const Execution& e) { ssd_forward(a, e); }
+void execute(const SsdBackward& a, const Execution& e) { ssd_backward(a, e); }
+void execute(const SsdStep& a, const Execution& e) { ssd_step(a, e); }
+void execute(const SsdForward& a, const SsdPlan& p, std::span<std::byte> scratch) { ssd_forward(a, p, scratch); }
+void execute(const SsdBackward& a, const SsdPlan& p, std::span<std::byte> scratch) { ssd_backward(a, p, scratch); }
+void execute(const SsdStep& a, const SsdPlan& p, std::span<std::byte> scratch) { ssd_step(a, p, scratch); }
+
 template <class Args>
 auto plan_of(const Args& args, const Execution& execution) {
   if constexpr (requires { args.beta; })
     return delta_plan(args, execution);
+  else if constexpr (requires { args.dt; })
+    return ssd_plan(args, execution);
   else
     return plan(args, execution);
+}
+
+template <class Chosen>
+const auto& planned_shape(const Chosen& chosen) {
+  if constexpr (requires { chosen.scan; })
+    return chosen.scan.shape;
+  else
+    return chosen.shape;
 }
 
 // True if the call was refused; anything but a refusal or a return is a failure.
@@ -473,7 +612,8 @@ Outcome run(Args args, Bytes& bytes) {
   bool inside = true;
   std::vector<bool> written(arena_size);
   visit_views(args, [&](auto& view, Kind) { inside = inside && inside_arena(view); });
-  const double rows = static_cast<double>(chosen.shape.batch) * static_cast<double>(chosen.shape.heads);
+  const auto& shape = planned_shape(chosen);
+  const double rows = static_cast<double>(shape.batch) * static_cast<double>(shape.heads);
   if (!inside || chosen.scratch_bytes > (1U << 26) || rows > 1e5) return Outcome::planned;
   visit_views(args, [&](auto& view, Kind kind) {
     if (kind == Kind::output) mark(view, written);
@@ -497,7 +637,7 @@ Outcome run(Args args, Bytes& bytes) {
 Outcome fuzz_call(const std::uint8_t* data, std::size_t size) {
   Bytes bytes(data, size);
   fill_arena(bytes.next());
-  const std::int64_t operation = bytes.below(6);
+  const std::int64_t operation = bytes.below(9);
   Builder builder(bytes);
   switch (operation) {
     case 0: return run(builder.forward(), bytes);
@@ -505,7 +645,10 @@ Outcome fuzz_call(const std::uint8_t* data, std::size_t size) {
     case 2: return run(builder.step(), bytes);
     case 3: return run(builder.delta_forward(), bytes);
     case 4: return run(builder.delta_backward(), bytes);
-    default: return run(builder.delta_step(), bytes);
+    case 5: return run(builder.delta_step(), bytes);
+    case 6: return run(builder.ssd_forward(), bytes);
+    case 7: return run(builder.ssd_backward(), bytes);
+    default: return run(builder.ssd_step(), bytes);
   }
 }
 

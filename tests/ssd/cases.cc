@@ -198,8 +198,8 @@ std::vector<SsdCase> ssd_regimes(std::int64_t tokens, std::int64_t dim, std::int
 
 std::vector<SsdCase> ssd_long_cases() {
   std::vector<SsdCase> all;
-  for (const SsdRegime regime :
-       {SsdRegime::ordinary, SsdRegime::lasting, SsdRegime::still, SsdRegime::large, SsdRegime::brief}) {
+  for (const SsdRegime regime : {SsdRegime::ordinary, SsdRegime::lasting, SsdRegime::kept, SsdRegime::still,
+                                 SsdRegime::large, SsdRegime::brief}) {
     for (const DTypes& d : {dtypes[0], dtypes[1], dtypes[2]}) {
       SsdCase c;
       c.regime = regime;
