@@ -40,7 +40,8 @@ SsdPlan make_ssd_plan(Operation operation, const MlstmShape& shape, const SsdOpt
 }
 
 std::string describe(const SsdPlan& plan) {
-  std::string page = fmt::format("{:<16}{}\n", "operator", "the state space dual, as an mLSTM with q = C, k = B, v = x");
+  std::string page =
+      fmt::format("{:<16}{}\n", "operator", "the state space dual, as an mLSTM with q = C, k = B, v = x");
   if (plan.scan.device == Device::cuda) {
     std::string all;
     for (const Launch& launch : plan.launches)

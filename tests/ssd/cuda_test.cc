@@ -1,4 +1,5 @@
-// The state space dual on a GPU, beyond the tables: states in 16 bits, slots, padding, and the same bits from run to run.
+// The state space dual on a GPU, beyond the tables: states in 16 bits, slots, padding, and the same bits from run to
+// run.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -120,7 +121,8 @@ TEST_F(CudaSsd, PaddingMayHoldAnything) {
 }
 
 TEST_F(CudaSsd, RunsAndDirtyScratchDoNotMatter) {
-  for (const SsdSize& size : {SsdSize{2, 200, 1, 3, 7, 5, 0, {}}, SsdSize{1, 260, 1, 2, 64, 16, 0, {0, 3, 3, 4, 200, 250}}}) {
+  const SsdSize sizes[] = {{2, 200, 1, 3, 7, 5, 0, {}}, {1, 260, 1, 2, 64, 16, 0, {0, 3, 3, 4, 200, 250}}};
+  for (const SsdSize& size : sizes) {
     for (const DType dtype : {DType::float32, DType::bfloat16}) {
       SsdProblem problem(on_cuda(ssd_case(size, dtype)));
       const Snapshot expected = run_both(problem);

@@ -1,4 +1,5 @@
-// A call of the state space dual as its kernels see it: plain data, passed by value. Real: float, or double for float64.
+// A call of the state space dual as its kernels see it: plain data, passed by value. Real: float, or double for
+// float64.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <initializer_list>
+#include <type_traits>
 
 #include "cuda/make_call.h"
 #include "cuda/ssd/call.h"
@@ -178,14 +179,15 @@ void backward_as(const SsdBackward& args, const SsdPlan& plan, std::byte* scratc
   Call<Real> call = call_of<Real>(args, plan);
   const SsdScratch<Real>& own = call.scratch = SsdScratch<Real>(arena, plan);
   const MlstmShape& shape = plan.scan.shape;
-  const TensorView dh = args.z.given() ? TensorView(own.dh, shape.dtype, {shape.batch, shape.tokens, shape.heads, shape.dhv})
-                                       : args.dy;
+  const TensorView own_dh(own.dh, shape.dtype, {shape.batch, shape.tokens, shape.heads, shape.dhv});
+  const TensorView dh = args.z.given() ? own_dh : args.dy;
   Tensors& tensors = call.tensors;
   tensors.dy = strided(args.dy);
   tensors.dh = strided(dh);
   tensors.dx = strided(args.dx);
   tensors.dz = strided(args.dz);
-  tensors.wide = all_wide(plan, {tensors.x, tensors.z, tensors.ungated, tensors.dy, tensors.dh, tensors.dx, tensors.dz});
+  tensors.wide =
+      all_wide(plan, {tensors.x, tensors.z, tensors.ungated, tensors.dy, tensors.dh, tensors.dx, tensors.dz});
   tensors.ddt = strided(args.ddt);
   tensors.dA = per_head(args.dA);
   tensors.dD = per_head(args.dD);

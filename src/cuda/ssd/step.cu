@@ -56,7 +56,8 @@ __device__ __forceinline__ std::int64_t slot_of(const StepCall<Real>& step, std:
                                : static_cast<const std::int32_t*>(step.slots)[row * step.slot_stride];
 }
 
-// The rows of a thread: number k is first + k * apart. What they take and give besides the state, lane k does for row k.
+// The rows of a thread: number k is first + k * apart. What they take and give besides the state, lane k does for row
+// k.
 struct Rows {
   int batch, head, first, apart, count;
 

@@ -1,5 +1,5 @@
-// Time steps become the gates of the scan, and the gradients of these become those of time steps. A thread has a head
-// and every so manieth token of a block; lanes have neighbouring heads, as dt lies in memory.
+// Time steps become the gates of the scan, and the gradients of these become those of time steps. A CTA has a block of
+// tokens and up to 32 heads; lanes have neighbouring heads, as dt lies in memory.
 #include "cuda/arch/cluster.cuh"
 #include "cuda/device.h"
 #include "cuda/ssd/tokens.cuh"
