@@ -42,6 +42,18 @@ __device__ __forceinline__ Work raw_step(const Call<Real>& call, const Position&
   return static_cast<Work>(read_gate(dt, call.rules.dt_type, position.batch, position.token, head)) + bias;
 }
 
+// The weight of a time step, of which log i is the logarithm. What is divided by it again has no use for a small one
+// but that it is not 0. float16 operands of a tile share a power of two, and would lose one that lies far below the
+// others.
+template <class T, class Work>
+__device__ __forceinline__ Work weight_of(Work dt) {
+  constexpr auto least = static_cast<Work>(0x1p-28);
+  if constexpr (std::is_same_v<T, __half>)
+    return dt < least ? least : dt;  // NaN stays
+  else
+    return dt + static_cast<Work>(least_time_step);
+}
+
 template <class Work, class Real>
 __device__ __forceinline__ Work bias_of(const Call<Real>& call, int head) {
   return call.tensors.dt_bias.data == nullptr ? Work{0} : read_number<Work>(call.tensors.dt_bias, head);
@@ -63,7 +75,7 @@ __global__ void __launch_bounds__(threads) time_steps_kernel(Call<typename Confi
     const bool afresh = starts_afresh(call.sequences, position);
     const std::int64_t to = at * call.dims.heads + own.head;
     call.scratch.log_f[to] = afresh ? -static_cast<Real>(INFINITY) : static_cast<Real>(A * dt);
-    call.scratch.log_i[to] = static_cast<Real>(std::log(dt + static_cast<Work>(least_time_step)));
+    call.scratch.log_i[to] = static_cast<Real>(std::log(weight_of<T>(dt)));
   }
 }
 
@@ -104,7 +116,7 @@ __global__ void __launch_bounds__(threads) time_step_gradients_kernel(Call<typen
         const double df =
             starts_afresh(call.sequences, position) ? 0.0 : static_cast<double>(call.scratch.df[from]);
         const auto di = static_cast<double>(call.scratch.di[from]);
-        gradient = (di / (dt + least_time_step) + A * df) * static_cast<double>(rule.slope(x));
+        gradient = (di / weight_of<T>(dt) + A * df) * static_cast<double>(rule.slope(x));
         of_A += df * dt;
         of_bias += gradient;
       }
