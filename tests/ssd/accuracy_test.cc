@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <set>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -128,6 +129,27 @@ TEST(SsdAccuracySmall, EveryKernelIsRunByATest) {
   }
   for (int kernel = 0; kernel <= static_cast<int>(SsdKernel::step); ++kernel)
     EXPECT_TRUE(run.contains(kernel)) << "no case runs " << name(static_cast<SsdKernel>(kernel));
+}
+
+// A plan for a GPU has launches and scratch for the optional tensors of its call.
+TEST(SsdAccuracySmall, APlanForAGpuIsForItsOptionalTensors) {
+  SsdCase c;
+  c.shape = {.tokens = 20, .dqk = 8, .dhv = 8};
+  c.skip = testkit::Skip::per_head;
+  c.z = c.initial_state = true;
+  const SsdProblem problem(c);
+  const Execution execution{.device = Device::cuda, .portable = true, .gpu = known_gpus().front().facts};
+  const SsdPlan all = ssd_plan(problem.forward, execution);
+  const testkit::Buffer scratch(static_cast<std::int64_t>(all.scratch_bytes));
+  SsdForward without_D = problem.forward, without_initial = problem.forward, without_last = problem.forward;
+  without_D.D = {};
+  without_initial.initial_state = {};
+  without_last.last_state = {};
+  for (const SsdForward& args : {without_D, without_initial, without_last}) {
+    EXPECT_THROW(ssd_forward(args, all, std::span(scratch.data(), all.scratch_bytes)), InvalidArgument);
+    EXPECT_LE(ssd_plan(args, execution).scratch_bytes, all.scratch_bytes);
+  }
+  EXPECT_LT(ssd_plan(without_last, execution).scratch_bytes, all.scratch_bytes);
 }
 
 }  // namespace
