@@ -91,6 +91,17 @@ struct SsdStep {
   SsdOptions options = {};
 };
 
+// Which optional tensors a call has, as far as its launches depend on them.
+struct SsdGiven {
+  bool D = true;
+  bool z = true;
+  bool initial_state = true;
+  bool last_state = true;  // backward: dlast_state
+  bool dinitial_state = true;
+
+  bool operator==(const SsdGiven&) const = default;
+};
+
 // Every choice of a call. `scan` says it of the mLSTM that runs inside; its shape has dqk = S, dhv = P, qk_heads = G.
 struct SsdPlan {
   Operation operation = Operation::forward;
@@ -98,6 +109,8 @@ struct SsdPlan {
   Plan scan = {};
   int threads = 1;
   std::int64_t panel = 0;         // step: rows of a head's state that a thread takes at a time
+  SsdGiven given = {};            // cuda: what the call it was made for has; from a shape alone all
+  Launches launches = {};         // cuda: what runs, in this order; the launches of `scan` are one of these
   std::size_t scratch_bytes = 0;  // of the whole call
 
   bool operator==(const SsdPlan&) const = default;
@@ -112,7 +125,8 @@ struct SsdPlan {
 [[nodiscard]] SsdPlan ssd_plan(const SsdBackward& args, const Execution& execution = {});
 [[nodiscard]] SsdPlan ssd_plan(const SsdStep& args, const Execution& execution = {});
 
-// Validate, plan, allocate scratch, run. On the CPU: the device cuda is refused (docs/python/ssd.md).
+// Validate, plan, allocate scratch, run. On the CPU: the device cuda is refused, but for tests of its kernels
+// (docs/cuda/ssd.md).
 void ssd_forward(const SsdForward& args, const Execution& execution = {});
 void ssd_backward(const SsdBackward& args, const Execution& execution = {});
 void ssd_step(const SsdStep& args, const Execution& execution = {});

@@ -1,8 +1,12 @@
 // The state space dual: plans and calls.
+#include <type_traits>
+#include <utility>
+
 #include "api/scratch.h"
 #include "api/validate.h"
 #include "api/validate_ssd.h"
 #include "core/checks.h"
+#include "plan/cuda_plan.h"
 #include "plan/ssd_backend.h"
 #include "plan/ssd_plan.h"
 #include "tfla/error.h"
@@ -12,35 +16,63 @@ namespace tfla {
 
 namespace {
 
+// The tests of the CUDA kernels have not run on a GPU, so that only calls which ask for portable kernels reach them:
+// those of the tests.
 void check_execution(const Execution& execution) {
-  if (execution.device == Device::cuda) {
+  if (execution.device == Device::cuda && !execution.portable) {
     throw Unavailable("tfla: the state space dual has no CUDA kernels yet; use the device cpu");
   }
   validate_execution(execution);
 }
 
+// Throws Unavailable where the build has no such backend.
+const SsdBackend& ssd_backend(Device device) {
+  (void)backend(device);
+  return device == Device::cpu ? cpu_ssd_backend() : *cuda_ssd_backend();
+}
+
+template <class Args>
+SsdGiven given_in(const Args& args) {
+  SsdGiven given{.D = args.D.given(), .z = args.z.given()};
+  if constexpr (!std::is_same_v<Args, SsdStep>) given.initial_state = args.initial_state.given();
+  if constexpr (std::is_same_v<Args, SsdForward>) given.last_state = args.last_state.given();
+  if constexpr (std::is_same_v<Args, SsdBackward>) {
+    given.last_state = args.dlast_state.given();
+    given.dinitial_state = args.dinitial_state.given();
+  }
+  return given;
+}
+
 template <class Args>
 SsdPlan plan_of(Operation operation, const Args& args, const Execution& execution) {
   check_execution(execution);
-  return make_ssd_plan(operation, validate(args, execution.device), args.options, execution);
+  return make_ssd_plan(operation, validate(args, execution.device), args.options, given_in(args), execution);
 }
 
 template <class Args>
 void check_call(const SsdPlan& plan, Operation operation, const Args& args, std::span<std::byte> scratch) {
-  const MlstmShape shape = validate(args, plan.scan.device);
+  MlstmShape shape = validate(args, plan.scan.device);
+  const bool aligned = std::exchange(shape.aligned, plan.scan.shape.aligned);  // not all kernels ask for it
   if (plan.operation != operation || plan.scan.shape != shape || plan.options != args.options) {
     refuse("tfla: plan was made for another operation, shape or other options; plan these arguments again");
+  }
+  if (plan.scan.device == Device::cuda && plan.given != given_in(args)) {
+    refuse("tfla: plan was made for a call with other optional tensors; plan these arguments again");
+  }
+  if (!aligned && needs_alignment(plan.scan)) {
+    refuse("tfla: plan was made for tensors whose rows begin on 16 bytes, in a dense batch; plan these arguments");
   }
   check_scratch(plan.scratch_bytes, scratch);
 }
 
-// Calls run(args, plan, memory, stream) with scratch of its own.
+// Calls backend.*run with scratch of its own.
 template <class Args>
 void plan_and_run(const Args& args, const Execution& execution,
-                  void (*run)(const Args&, const SsdPlan&, std::byte*, void*)) {
+                  void (*SsdBackend::*run)(const Args&, const SsdPlan&, std::byte*, void*)) {
+  if (execution.gpu) refuse("tfla: execution.gpu is given; it is for plans, and a call runs on the current GPU");
   const SsdPlan plan = ssd_plan(args, execution);
   const OwnScratch scratch(plan.scan.device, plan.scratch_bytes, execution.stream);
-  run(args, plan, scratch.data(), execution.stream);
+  (ssd_backend(plan.scan.device).*run)(args, plan, scratch.data(), execution.stream);
 }
 
 }  // namespace
@@ -49,7 +81,7 @@ SsdPlan ssd_plan(Operation operation, const MlstmShape& shape, const SsdOptions&
   check_execution(execution);
   validate_options(options, operation);
   validate_shape(shape);
-  return make_ssd_plan(operation, shape, options, execution);
+  return make_ssd_plan(operation, shape, options, {}, execution);
 }
 SsdPlan ssd_plan(const SsdForward& args, const Execution& execution) {
   return plan_of(Operation::forward, args, execution);
@@ -61,25 +93,23 @@ SsdPlan ssd_plan(const SsdStep& args, const Execution& execution) { return plan_
 
 void ssd_forward(const SsdForward& args, const SsdPlan& plan, std::span<std::byte> scratch, void* stream) {
   check_call(plan, Operation::forward, args, scratch);
-  cpu_ssd_backend().forward(args, plan, scratch.data(), stream);
+  ssd_backend(plan.scan.device).forward(args, plan, scratch.data(), stream);
 }
 void ssd_backward(const SsdBackward& args, const SsdPlan& plan, std::span<std::byte> scratch, void* stream) {
   check_call(plan, Operation::backward, args, scratch);
-  cpu_ssd_backend().backward(args, plan, scratch.data(), stream);
+  ssd_backend(plan.scan.device).backward(args, plan, scratch.data(), stream);
 }
 void ssd_step(const SsdStep& args, const SsdPlan& plan, std::span<std::byte> scratch, void* stream) {
   check_call(plan, Operation::step, args, scratch);
-  cpu_ssd_backend().step(args, plan, scratch.data(), stream);
+  ssd_backend(plan.scan.device).step(args, plan, scratch.data(), stream);
 }
 
 void ssd_forward(const SsdForward& args, const Execution& execution) {
-  plan_and_run(args, execution, cpu_ssd_backend().forward);
+  plan_and_run(args, execution, &SsdBackend::forward);
 }
 void ssd_backward(const SsdBackward& args, const Execution& execution) {
-  plan_and_run(args, execution, cpu_ssd_backend().backward);
+  plan_and_run(args, execution, &SsdBackend::backward);
 }
-void ssd_step(const SsdStep& args, const Execution& execution) {
-  plan_and_run(args, execution, cpu_ssd_backend().step);
-}
+void ssd_step(const SsdStep& args, const Execution& execution) { plan_and_run(args, execution, &SsdBackend::step); }
 
 }  // namespace tfla

@@ -6,6 +6,7 @@
 
 #include "api/validate.h"
 #include "api/validate_parts.h"
+#include "core/alignment.h"
 #include "core/checks.h"
 
 namespace tfla {
@@ -102,6 +103,13 @@ void add_inputs(OverlapCheck& check, const Args& args) {
   check.input("dt_bias", args.dt_bias);
 }
 
+// Whether rows of what the scan reads and writes lie as the fastest GPU kernels want them. Scratch does where P allows.
+template <class... Views>
+bool is_aligned(const MlstmShape& shape, const Views&... views) {
+  const std::int64_t packed_tokens = shape.packed ? shape.tokens : 0;
+  return (has_tensor_map(views, packed_tokens) && ...);
+}
+
 }  // namespace
 
 void validate_options(const SsdOptions& options, Operation operation) {
@@ -140,6 +148,9 @@ MlstmShape validate(const SsdForward& args, Device device) {
   check.output("y", args.y);
   check.output("ungated", args.ungated);
   check.output_in_place_of("last_state", args.last_state, "initial_state");
+  if (device != Device::cuda) return shape;
+  shape.states = shape.packed && (args.initial_state.given() || args.last_state.given());
+  shape.aligned = is_aligned(shape, args.x, args.B, args.C, args.ungated.given() ? args.ungated : args.y);
   return shape;
 }
 
@@ -192,6 +203,11 @@ MlstmShape validate(const SsdBackward& args, Device device) {
   check.output("dz", args.dz);
   check.output("ddt_bias", args.ddt_bias);
   check.output("dinitial_state", args.dinitial_state);
+  if (device != Device::cuda) return shape;
+  shape.states =
+      shape.packed && (args.initial_state.given() || args.dlast_state.given() || args.dinitial_state.given());
+  shape.aligned = is_aligned(shape, args.x, args.B, args.C, args.dx, args.dB, args.dC) &&
+                  (args.z.given() || is_aligned(shape, args.dy));
   return shape;
 }
 

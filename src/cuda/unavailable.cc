@@ -1,10 +1,12 @@
 // What stands in for the CUDA backend in a build without it.
 #include "plan/backend.h"
 #include "plan/delta_backend.h"
+#include "plan/ssd_backend.h"
 
 namespace tfla {
 
 const Backend* cuda_backend() { return nullptr; }
 const DeltaBackend* cuda_delta_backend() { return nullptr; }
+const SsdBackend* cuda_ssd_backend() { return nullptr; }
 
 }  // namespace tfla

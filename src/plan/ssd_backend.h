@@ -14,6 +14,7 @@ struct SsdBackend {
 };
 
 [[nodiscard]] const SsdBackend& cpu_ssd_backend();
+[[nodiscard]] const SsdBackend* cuda_ssd_backend();  // null in a build without CUDA
 [[nodiscard]] std::size_t cpu_scratch_bytes(const SsdPlan& plan);
 
 }  // namespace tfla

@@ -6,6 +6,7 @@
 
 #include "plan/make_plan.h"
 #include "plan/ssd_backend.h"
+#include "plan/ssd_cuda.h"
 
 namespace tfla {
 
@@ -23,11 +24,16 @@ std::int64_t choose_panel(const Plan& scan) {
 
 }  // namespace
 
-SsdPlan make_ssd_plan(Operation operation, const MlstmShape& shape, const SsdOptions& options,
+SsdPlan make_ssd_plan(Operation operation, const MlstmShape& shape, const SsdOptions& options, const SsdGiven& given,
                       const Execution& execution) {
   const MlstmOptions scan{.gate = InputGate::log, .qk_scale = 1.0, .chunk_size = options.chunk_size};
   SsdPlan plan{.operation = operation, .options = options, .scan = make_plan(operation, shape, scan, execution)};
   plan.threads = plan.scan.threads;
+  if (execution.device == Device::cuda) {
+    plan.given = given;
+    plan_ssd_cuda(plan);
+    return plan;
+  }
   if (operation == Operation::step) plan.panel = choose_panel(plan.scan);
   plan.scratch_bytes = cpu_scratch_bytes(plan);
   return plan;
@@ -36,7 +42,13 @@ SsdPlan make_ssd_plan(Operation operation, const MlstmShape& shape, const SsdOpt
 std::string describe(const SsdPlan& plan) {
   std::string page =
       fmt::format("{:<16}{}\n", "operator", "the state space dual, as an mLSTM with q = C, k = B, v = x");
-  if (plan.operation == Operation::step) {
+  if (plan.scan.device == Device::cuda) {
+    std::string all;
+    for (const Launch& launch : plan.launches)
+      all += fmt::format("{}{}", all.empty() ? "" : ", ", name(static_cast<SsdKernel>(launch.kernel)));
+    page += fmt::format("{:<16}{}\n", "its kernels", all);
+    page += fmt::format("{:<16}{} bytes, those of the scan among them\n", "its scratch", plan.scratch_bytes);
+  } else if (plan.operation == Operation::step) {
     page += fmt::format("{:<16}{} rows of a head's state per thread at a time\n", "panel", plan.panel);
   }
   return page + describe(plan.scan);

@@ -6,6 +6,9 @@
 namespace tfla {
 
 [[nodiscard]] SsdPlan make_ssd_plan(Operation operation, const MlstmShape& shape, const SsdOptions& options,
-                                    const Execution& execution);
+                                    const SsdGiven& given, const Execution& execution);
+
+// The device cuda: launches and scratch.
+void plan_ssd_cuda(SsdPlan& plan);
 
 }  // namespace tfla

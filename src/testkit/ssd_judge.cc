@@ -63,10 +63,14 @@ DType SsdJudge::stored_as(const std::string& tensor) const {
 //   eight times as much again.
 // - Sums of rows and columns of a tile telescope into the gradients of its decays, in double. Where decays are strong
 //   those are far smaller than the sums: 64 roundings of double of each, in up to 64 tokens.
+// On a GPU, operands of 16-bit products are rounded on the way, and so is the gradient of h: scores, states and their
+// gradients to bfloat16 at the worst, by its root mean square.
 double SsdJudge::of_terms(const std::string& tensor) const {
   const reference::SsdTerms& t = answers_.terms;
   const bool is_double = description_.shape.dtype == DType::float64;
-  const double unit = is_double ? 0x1p-53 : 0x1p-24, arithmetic = is_double ? 1e-10 : 1e-4;
+  const bool rounds = description_.device == Device::cuda && unit_of_rounding(description_.shape.dtype) > 0;
+  const double unit = is_double ? 0x1p-53 : rounds ? rounding(DType::bfloat16, many_numbers) : 0x1p-24;
+  const double arithmetic = is_double ? 1e-10 : 1e-4;
   constexpr double unit_of_sums = 0x1p-53;
   const double rows[] = {t.ungated, t.y, t.dz, t.dx, t.dB, t.dC, t.dD};
   constexpr const char* names[] = {"ungated", "y", "dz", "dx", "dB", "dC", "dD"};
@@ -79,6 +83,7 @@ double SsdJudge::of_terms(const std::string& tensor) const {
   if (tensor == "ddt_bias") {
     return arithmetic * t.ddt_bias + 64 * 4 * unit * t.ddt + 64 * 64 * unit_of_sums * t.ddt_pairs;
   }
+  if (rounds && (tensor == "S" || tensor == "dS0")) return 4 * unit * norm(expected_.at(tensor));
   return 0;
 }
 

@@ -75,6 +75,7 @@ std::string label(const SsdCase& c) {
   if (!c.last_state) text += "_nolaststate";
   if (c.last_state_grad) text += "_laststategrad";
   if (c.turned_states) text += "_turned";
+  if (c.device == Device::cuda) text += "_cuda";
   if (c.seed != 1) text += "_seed" + std::to_string(c.seed);
   return text;
 }

@@ -45,7 +45,7 @@ SsdProblem::SsdProblem(const SsdCase& given) : description(given) {
   s.longest = s.packed ? 0 : s.tokens;
   for (std::size_t n = 1; n < description.cu_seqlens.size(); ++n)
     s.longest = std::max(s.longest, description.cu_seqlens[n] - description.cu_seqlens[n - 1]);
-  place_buffers(Device::cpu);
+  place_buffers(description.device);
   allocate_tokens();
   allocate_heads();
   allocate_states();

@@ -55,6 +55,7 @@ struct SsdCase {
   bool last_state_grad = false;  // feeds a gradient into the last state
   bool turned_states = false;    // memory of states is [N,H,S,P]
   int threads = 1;
+  Device device = Device::cpu;  // cuda: in memory that the GPU and the reference both see, by the portable kernels
   std::uint64_t seed = 1;
 };
 

@@ -1,10 +1,13 @@
 // What is chosen for the state space dual, call by call.
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <vector>
 
+#include "plan/ssd_cuda.h"
 #include "tfla/tfla.h"
 
 namespace tfla::test {
@@ -80,6 +83,33 @@ TEST(SsdPlanSmall, SizesThatDoNotFitAreRefused) {
     packed.sequences = most;
     EXPECT_THROW((void)ssd_plan(operation, shape_of(1, 1, 1, 8, 1LL << 31), {}), InvalidArgument);
     EXPECT_THROW((void)ssd_plan(operation, packed, {}), InvalidArgument);
+  }
+}
+
+// From a shape alone a call on a GPU has all optional tensors.
+TEST(SsdPlanSmall, LaunchesOnAGpu) {
+  using enum SsdKernel;
+  const Execution execution{.device = Device::cuda, .portable = true, .gpu = known_gpus().front().facts};
+  const MlstmShape shape = shape_of(2, 1000, 8, 64, 128);
+  const struct {
+    Operation operation;
+    std::vector<SsdKernel> launches;
+  } rows[] = {
+      {Operation::forward, {turn_states, time_steps, scan, epilogue, turn_back}},
+      {Operation::backward,
+       {turn_states, time_steps, epilogue_gradients, scan, skip_gradients, time_step_gradients, sum_tokens, turn_back}},
+      {Operation::step, {step}}};
+  for (const auto& row : rows) {
+    const SsdPlan plan = ssd_plan(row.operation, shape, {}, execution);
+    const std::string page = describe(plan);
+    ASSERT_EQ(plan.launches.size(), row.launches.size()) << page;
+    for (std::size_t at = 0; at < row.launches.size(); ++at) {
+      EXPECT_EQ(plan.launches[at].kernel, static_cast<std::uint8_t>(row.launches[at])) << page;
+      EXPECT_NE(page.find(name(row.launches[at])), std::string::npos) << page;
+    }
+    EXPECT_GE(plan.scratch_bytes, plan.scan.scratch_bytes) << page;
+    EXPECT_EQ(plan.scratch_bytes > 0, row.operation != Operation::step) << page;
+    EXPECT_EQ(plan.scan.launches.size() > 0, row.operation != Operation::step) << page;
   }
 }
 

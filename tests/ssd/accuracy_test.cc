@@ -4,8 +4,12 @@
 
 #include <cstddef>
 #include <set>
+#include <span>
+#include <string>
 #include <tuple>
+#include <vector>
 
+#include "plan/ssd_cuda.h"
 #include "tests/ssd/cases.h"
 
 namespace tfla::test {
@@ -14,6 +18,7 @@ namespace {
 class SsdAccuracy : public ::testing::TestWithParam<SsdCase> {};
 
 TEST_P(SsdAccuracy, WithinBounds) {
+  if (const std::string reason = why_unavailable(GetParam().device); !reason.empty()) GTEST_SKIP() << reason;
   SsdProblem problem(GetParam());
   const SsdJudge judge(problem);
   EXPECT_TRUE(judge.within_bounds(run_forward(problem)));
@@ -27,10 +32,11 @@ class SsdStepAccuracy : public ::testing::TestWithParam<SsdCase> {};
 // One token after another in one call, and T calls of one token.
 TEST_P(SsdStepAccuracy, WithinBounds) {
   const SsdCase& c = GetParam();
+  if (const std::string reason = why_unavailable(c.device); !reason.empty()) GTEST_SKIP() << reason;
   SsdProblem problem(c);
   const SsdJudge judge(problem);
   const SsdStep whole = problem.step(problem.forward.last_state);
-  ssd_step(whole, {.threads = c.threads});
+  ssd_step(whole, execution_of(c));
   EXPECT_TRUE(judge.within_bounds(snapshot(outputs(whole))));
   EXPECT_TRUE(problem.surroundings_intact());
   problem.poison_forward();
@@ -38,7 +44,7 @@ TEST_P(SsdStepAccuracy, WithinBounds) {
     SsdStep one = whole;
     for (TensorView* view : {&one.x, &one.dt, &one.B, &one.C, &one.z}) *view = slice(*view, 1, t, 1);
     one.y = slice(one.y, 1, t, 1);
-    ssd_step(one, {.threads = c.threads});
+    ssd_step(one, execution_of(c));
   }
   EXPECT_TRUE(judge.within_bounds(snapshot(outputs(whole))));
   EXPECT_TRUE(problem.surroundings_intact());
@@ -54,6 +60,27 @@ std::vector<SsdCase> for_step(std::vector<SsdCase> all) {
   }
   return all;
 }
+
+// The same tables on a GPU.
+std::vector<SsdCase> on_cuda(std::vector<SsdCase> all) {
+  for (SsdCase& c : all) c.device = Device::cuda;
+  return all;
+}
+
+#ifdef TFLA_TEST_CUDA
+INSTANTIATE_TEST_SUITE_P(CudaPairs, SsdAccuracy, ::testing::ValuesIn(on_cuda(ssd_pairs(SsdTable::full))),
+                         ssd_case_name);
+INSTANTIATE_TEST_SUITE_P(CudaSmall, SsdAccuracy, ::testing::ValuesIn(on_cuda(ssd_pairs(SsdTable::few))), ssd_case_name);
+INSTANTIATE_TEST_SUITE_P(CudaRegimes, SsdAccuracy, ::testing::ValuesIn(on_cuda(ssd_regimes(300, 48, 64))),
+                         ssd_case_name);
+INSTANTIATE_TEST_SUITE_P(CudaLong, SsdAccuracy, ::testing::ValuesIn(on_cuda(ssd_long_cases())), ssd_case_name);
+INSTANTIATE_TEST_SUITE_P(CudaPairs, SsdStepAccuracy, ::testing::ValuesIn(on_cuda(for_step(ssd_pairs(SsdTable::full)))),
+                         ssd_case_name);
+INSTANTIATE_TEST_SUITE_P(CudaRegimes, SsdStepAccuracy, ::testing::ValuesIn(on_cuda(for_step(ssd_regimes(70, 6, 17)))),
+                         ssd_case_name);
+INSTANTIATE_TEST_SUITE_P(CudaLong, SsdStepAccuracy, ::testing::ValuesIn(on_cuda(for_step(ssd_long_cases()))),
+                         ssd_case_name);
+#endif
 
 INSTANTIATE_TEST_SUITE_P(Pairs, SsdAccuracy, ::testing::ValuesIn(ssd_pairs(SsdTable::full)), ssd_case_name);
 INSTANTIATE_TEST_SUITE_P(Small, SsdAccuracy, ::testing::ValuesIn(ssd_pairs(SsdTable::few)), ssd_case_name);
@@ -82,6 +109,47 @@ TEST(SsdAccuracySmall, EveryPairOfValuesMeets) {
     }
     EXPECT_EQ(met.size(), expected);
   }
+}
+
+// The tables launch every kernel of the CUDA backend.
+TEST(SsdAccuracySmall, EveryKernelIsRunByATest) {
+  std::set<int> run;
+  const auto add = [&run](const SsdPlan& plan) {
+    for (const Launch& launch : plan.launches) run.insert(launch.kernel);
+  };
+  const Execution execution{.device = Device::cuda, .portable = true, .gpu = known_gpus().front().facts};
+  for (const SsdCase& c : ssd_pairs(SsdTable::few)) {
+    const SsdProblem problem(c);
+    add(ssd_plan(problem.forward, execution));
+    add(ssd_plan(problem.backward, execution));
+  }
+  for (const SsdCase& c : for_step(ssd_pairs(SsdTable::few))) {
+    const SsdProblem problem(c);
+    add(ssd_plan(problem.step(problem.forward.last_state), execution));
+  }
+  for (int kernel = 0; kernel <= static_cast<int>(SsdKernel::step); ++kernel)
+    EXPECT_TRUE(run.contains(kernel)) << "no case runs " << name(static_cast<SsdKernel>(kernel));
+}
+
+// A plan for a GPU has launches and scratch for the optional tensors of its call.
+TEST(SsdAccuracySmall, APlanForAGpuIsForItsOptionalTensors) {
+  SsdCase c;
+  c.shape = {.tokens = 20, .dqk = 8, .dhv = 8};
+  c.skip = testkit::Skip::per_head;
+  c.z = c.initial_state = true;
+  const SsdProblem problem(c);
+  const Execution execution{.device = Device::cuda, .portable = true, .gpu = known_gpus().front().facts};
+  const SsdPlan all = ssd_plan(problem.forward, execution);
+  const testkit::Buffer scratch(static_cast<std::int64_t>(all.scratch_bytes));
+  SsdForward without_D = problem.forward, without_initial = problem.forward, without_last = problem.forward;
+  without_D.D = {};
+  without_initial.initial_state = {};
+  without_last.last_state = {};
+  for (const SsdForward& args : {without_D, without_initial, without_last}) {
+    EXPECT_THROW(ssd_forward(args, all, std::span(scratch.data(), all.scratch_bytes)), InvalidArgument);
+    EXPECT_LE(ssd_plan(args, execution).scratch_bytes, all.scratch_bytes);
+  }
+  EXPECT_LT(ssd_plan(without_last, execution).scratch_bytes, all.scratch_bytes);
 }
 
 }  // namespace

@@ -2,15 +2,19 @@
 
 namespace tfla::test {
 
+Execution execution_of(const SsdCase& c) {
+  return {.device = c.device, .threads = c.threads, .portable = c.device == Device::cuda};
+}
+
 Snapshot run_forward(SsdProblem& problem) {
   problem.poison_forward();
-  ssd_forward(problem.forward, {.threads = problem.description.threads});
+  ssd_forward(problem.forward, execution_of(problem.description));
   return snapshot(outputs(problem.forward));
 }
 
 Snapshot run_backward(SsdProblem& problem) {
   problem.poison_backward();
-  ssd_backward(problem.backward, {.threads = problem.description.threads});
+  ssd_backward(problem.backward, execution_of(problem.description));
   return snapshot(outputs(problem.backward));
 }
 

@@ -16,7 +16,10 @@ using testkit::SsdCase;
 using testkit::SsdProblem;
 using testkit::SsdRegime;
 
-// Runs the calls of a problem on poisoned outputs, with the threads of its description. Backward reads what the
+// On a GPU the portable kernels: others are not open to calls.
+[[nodiscard]] Execution execution_of(const SsdCase& c);
+
+// Runs the calls of a problem on poisoned outputs, where its description says. Backward reads what the
 // forward before it left in `ungated`.
 [[nodiscard]] Snapshot run_forward(SsdProblem& problem);
 [[nodiscard]] Snapshot run_backward(SsdProblem& problem);
