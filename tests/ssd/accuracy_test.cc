@@ -61,13 +61,13 @@ std::vector<SsdCase> for_step(std::vector<SsdCase> all) {
   return all;
 }
 
+#ifdef TFLA_TEST_CUDA
 // The same tables on a GPU.
 std::vector<SsdCase> on_cuda(std::vector<SsdCase> all) {
   for (SsdCase& c : all) c.device = Device::cuda;
   return all;
 }
 
-#ifdef TFLA_TEST_CUDA
 INSTANTIATE_TEST_SUITE_P(CudaPairs, SsdAccuracy, ::testing::ValuesIn(on_cuda(ssd_pairs(SsdTable::full))),
                          ssd_case_name);
 INSTANTIATE_TEST_SUITE_P(CudaSmall, SsdAccuracy, ::testing::ValuesIn(on_cuda(ssd_pairs(SsdTable::few))), ssd_case_name);
