@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.common.machine import busy_share, cpu_name
 from benchmarks.common.markdown import table
 from benchmarks.common.versions import versions
-from benchmarks.cpu.delta import FEWEST, OUT, difference, milliseconds, seconds
+from benchmarks.cpu.beside import FEWEST, OUT, difference, milliseconds, seconds
 
 TURN = 0.1  # seconds that a side is timed for before the other has its turn; at least three calls
 
@@ -49,9 +49,8 @@ class Case:
 
 CASES = tuple(
     Case(operation, channels, dtype, memory)
-    for channels in (1536, 4352)
+    for channels, memory in ((1536, "channels"), (1536, "tokens"), (4352, "channels"))
     for dtype in ("float32", "bfloat16")
-    for memory in ("channels", "tokens")
     for operation in ("forward", "training")
 )
 QUICK = tuple(Case(operation, 64, "float32", "channels", 64) for operation in ("forward", "training"))

@@ -1,5 +1,7 @@
-"""The page of benchmarks/cpu/ssd.py from measurements, and that both sides compute the same."""
+"""The page of benchmarks/cpu/ssd.py: from measurements, and the one in docs from the file beside it. Both sides compute
+the same."""
 
+import json
 import sys
 
 import pytest
@@ -32,6 +34,13 @@ def test_page():
     assert "| step, 16 x 1 token, 24 heads of 64, state 128, float32 | 4 ms | 1 ms | 4.0 |" in page
     assert "A processor, 2 threads, 2000-01-01" in page and "torch 1, transformers 2" in page
     assert max(len(line) for line in page.splitlines()) <= 130
+
+
+def test_page_in_docs_is_that_of_its_file():
+    file, page = (ROOT / f"docs/benchmarks/ssd_cpu.{suffix}" for suffix in ("json", "md"))
+    measured = json.loads(file.read_text())
+    assert page.read_text() == ssd.page(measured)
+    assert [ssd.Case(**found["case"]) for found in measured["cases"]] == list(ssd.CASES)
 
 
 @pytest.mark.parametrize("operation", ["forward", "training", "step"])
