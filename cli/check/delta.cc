@@ -8,7 +8,7 @@
 #include "cli/support/options.h"
 #include "cli/support/progress.h"
 #include "cli/support/table.h"
-#include "testkit/delta_judge.h"
+#include "testkit/operators/delta_judge.h"
 
 namespace tfla::cli {
 namespace {

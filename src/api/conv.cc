@@ -3,8 +3,8 @@
 #include "api/validate.h"
 #include "api/validate_conv.h"
 #include "core/checks.h"
-#include "plan/conv_backend.h"
-#include "plan/conv_plan.h"
+#include "plan/operators/conv_backend.h"
+#include "plan/operators/conv_plan.h"
 #include "tfla/error.h"
 #include "tfla/tfla.h"
 

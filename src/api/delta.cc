@@ -3,8 +3,8 @@
 #include "api/validate.h"
 #include "api/validate_delta.h"
 #include "core/checks.h"
-#include "plan/delta_backend.h"
-#include "plan/delta_plan.h"
+#include "plan/operators/delta_backend.h"
+#include "plan/operators/delta_plan.h"
 #include "tfla/error.h"
 #include "tfla/tfla.h"
 

@@ -7,8 +7,8 @@
 #include "api/validate_ssd.h"
 #include "core/checks.h"
 #include "plan/cuda_plan.h"
-#include "plan/ssd_backend.h"
-#include "plan/ssd_plan.h"
+#include "plan/operators/ssd_backend.h"
+#include "plan/operators/ssd_plan.h"
 #include "tfla/error.h"
 #include "tfla/tfla.h"
 

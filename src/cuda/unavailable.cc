@@ -1,7 +1,7 @@
 // What stands in for the CUDA backend in a build without it.
 #include "plan/backend.h"
-#include "plan/delta_backend.h"
-#include "plan/ssd_backend.h"
+#include "plan/operators/delta_backend.h"
+#include "plan/operators/ssd_backend.h"
 
 namespace tfla {
 

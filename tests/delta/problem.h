@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "testkit/delta_judge.h"
+#include "testkit/operators/delta_judge.h"
 #include "tests/support/support.h"
 
 namespace tfla::test {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "plan/ssd_cuda.h"
+#include "plan/operators/ssd_cuda.h"
 #include "tfla/tfla.h"
 
 namespace tfla::test {

@@ -9,7 +9,7 @@
 #include <tuple>
 #include <vector>
 
-#include "plan/ssd_cuda.h"
+#include "plan/operators/ssd_cuda.h"
 #include "tests/ssd/cases.h"
 
 namespace tfla::test {

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "testkit/ssd_judge.h"
+#include "testkit/operators/ssd_judge.h"
 #include "tests/delta/problem.h"  // snapshot of outputs
 #include "tests/support/support.h"
 

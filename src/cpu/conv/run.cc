@@ -1,7 +1,7 @@
 // The convolution on the CPU: arguments that are valid and planned, and the passes that run on them.
 #include "cpu/conv/passes.h"
 #include "cpu/with_real.h"
-#include "plan/conv_backend.h"
+#include "plan/operators/conv_backend.h"
 
 namespace tfla::cpu::conv {
 

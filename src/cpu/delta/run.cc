@@ -4,7 +4,7 @@
 #include "cpu/delta/step.h"
 #include "cpu/padding.h"
 #include "cpu/with_real.h"
-#include "plan/delta_backend.h"
+#include "plan/operators/delta_backend.h"
 
 namespace tfla::cpu::delta {
 

@@ -7,7 +7,7 @@
 #include "cpu/stages/epilogue.h"
 #include "cpu/stages/time_step.h"
 #include "cpu/with_real.h"
-#include "plan/ssd_backend.h"
+#include "plan/operators/ssd_backend.h"
 
 namespace tfla::cpu::ssd {
 

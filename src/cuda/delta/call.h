@@ -7,7 +7,7 @@
 
 #include "cuda/call.h"
 #include "cuda/common/types.h"
-#include "plan/delta_cuda.h"
+#include "plan/operators/delta_cuda.h"
 
 namespace tfla::cuda::delta {
 

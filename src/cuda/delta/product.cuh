@@ -15,7 +15,7 @@ inline constexpr int side = 16;  // threads along either side of a product
 
 template <class Real>
 struct Block {
-  static constexpr int size = sizeof(Real) == 4 ? 64 : 32;   // plan/delta_cuda.h: delta_block
+  static constexpr int size = sizeof(Real) == 4 ? 64 : 32;   // plan/operators/delta_cuda.h: delta_block
   static constexpr int per = size / side;                    // rows, and columns, of a thread: 16 bytes
   static constexpr int depth = sizeof(Real) == 4 ? 32 : 16;  // of a slab
   static constexpr int stride = size + per;                  // keeps rows on 16 bytes and off each other's banks

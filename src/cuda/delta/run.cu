@@ -5,7 +5,7 @@
 
 #include "cuda/delta/call.h"
 #include "cuda/device.h"
-#include "plan/delta_backend.h"
+#include "plan/operators/delta_backend.h"
 #include "tfla/error.h"
 
 namespace tfla::cuda::delta {

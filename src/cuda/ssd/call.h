@@ -9,7 +9,7 @@
 #include "core/time_step.h"
 #include "cuda/call.h"
 #include "cuda/common/types.h"
-#include "plan/ssd_cuda.h"
+#include "plan/operators/ssd_cuda.h"
 
 namespace tfla::cuda::ssd {
 

@@ -7,7 +7,7 @@
 #include "cuda/make_call.h"
 #include "cuda/ssd/call.h"
 #include "plan/backend.h"
-#include "plan/ssd_backend.h"
+#include "plan/operators/ssd_backend.h"
 #include "tfla/error.h"
 
 namespace tfla::cuda::ssd {

@@ -1,4 +1,4 @@
-#include "plan/conv_plan.h"
+#include "plan/operators/conv_plan.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include "core/names.h"
 #include "plan/arithmetic.h"
 #include "plan/backend.h"
-#include "plan/conv_backend.h"
+#include "plan/operators/conv_backend.h"
 
 namespace tfla {
 

@@ -1,12 +1,12 @@
-#include "plan/ssd_plan.h"
+#include "plan/operators/ssd_plan.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
 #include "plan/make_plan.h"
-#include "plan/ssd_backend.h"
-#include "plan/ssd_cuda.h"
+#include "plan/operators/ssd_backend.h"
+#include "plan/operators/ssd_cuda.h"
 
 namespace tfla {
 

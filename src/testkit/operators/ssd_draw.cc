@@ -6,7 +6,7 @@
 
 #include "reference/regimes.h"
 #include "reference/values.h"
-#include "testkit/ssd_problem.h"
+#include "testkit/operators/ssd_problem.h"
 
 namespace tfla::testkit {
 namespace {

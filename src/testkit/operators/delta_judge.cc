@@ -1,4 +1,4 @@
-#include "testkit/delta_judge.h"
+#include "testkit/operators/delta_judge.h"
 
 #include <algorithm>
 #include <cmath>

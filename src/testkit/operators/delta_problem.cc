@@ -1,4 +1,4 @@
-#include "testkit/delta_problem.h"
+#include "testkit/operators/delta_problem.h"
 
 #include <algorithm>
 #include <cmath>

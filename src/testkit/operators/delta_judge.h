@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "testkit/delta_problem.h"
+#include "testkit/operators/delta_problem.h"
 
 namespace tfla::testkit {
 

@@ -1,6 +1,6 @@
-#include "plan/ssd_cuda.h"
+#include "plan/operators/ssd_cuda.h"
 
-#include "plan/ssd_plan.h"
+#include "plan/operators/ssd_plan.h"
 
 namespace tfla {
 

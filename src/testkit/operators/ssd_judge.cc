@@ -1,4 +1,4 @@
-#include "testkit/ssd_judge.h"
+#include "testkit/operators/ssd_judge.h"
 
 #include <algorithm>
 #include <cmath>

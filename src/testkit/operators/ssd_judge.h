@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "testkit/delta_judge.h"
-#include "testkit/ssd_problem.h"
+#include "testkit/operators/delta_judge.h"
+#include "testkit/operators/ssd_problem.h"
 
 namespace tfla::testkit {
 

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <ostream>
 
-#include "testkit/ssd_problem.h"
+#include "testkit/operators/ssd_problem.h"
 
 namespace tfla::testkit {
 namespace {

@@ -1,4 +1,4 @@
-#include "testkit/ssd_problem.h"
+#include "testkit/operators/ssd_problem.h"
 
 #include <algorithm>
 #include <cmath>

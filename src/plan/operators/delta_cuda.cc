@@ -1,9 +1,9 @@
-#include "plan/delta_cuda.h"
+#include "plan/operators/delta_cuda.h"
 
 #include <algorithm>
 
 #include "plan/cost/plan_cost.h"
-#include "plan/delta_plan.h"
+#include "plan/operators/delta_plan.h"
 
 namespace tfla {
 

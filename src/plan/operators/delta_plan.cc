@@ -1,4 +1,4 @@
-#include "plan/delta_plan.h"
+#include "plan/operators/delta_plan.h"
 
 #include <fmt/format.h>
 
@@ -11,8 +11,8 @@
 #include "plan/backend.h"
 #include "plan/cost/plan_cost.h"
 #include "plan/cpu_sizes.h"
-#include "plan/delta_backend.h"
-#include "plan/delta_cuda.h"
+#include "plan/operators/delta_backend.h"
+#include "plan/operators/delta_cuda.h"
 
 namespace tfla {
 
