@@ -71,9 +71,7 @@ struct Packing {
   }
 
   [[nodiscard]] std::int64_t number_of(std::int64_t batch, std::int64_t token) const {
-    const std::int64_t at = batch * seq_idx.strides[0] + token * seq_idx.strides[1];
-    return seq_idx.dtype == DType::int32 ? static_cast<const std::int32_t*>(seq_idx.data)[at]
-                                         : static_cast<const std::int64_t*>(seq_idx.data)[at];
+    return read_integer(seq_idx, batch * seq_idx.strides[0] + token * seq_idx.strides[1]);
   }
 };
 

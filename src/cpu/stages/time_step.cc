@@ -18,9 +18,7 @@ namespace {
 // token it is 0.
 bool starts_afresh(const TensorView& seq_idx, const Sequence& sequence, std::int64_t token) {
   const auto number = [&](std::int64_t t) {
-    const std::int64_t at = sequence.batch * seq_idx.strides[0] + t * seq_idx.strides[1];
-    return seq_idx.dtype == DType::int32 ? static_cast<const std::int32_t*>(seq_idx.data)[at]
-                                         : static_cast<const std::int64_t*>(seq_idx.data)[at];
+    return read_integer(seq_idx, sequence.batch * seq_idx.strides[0] + t * seq_idx.strides[1]);
   };
   const std::int64_t t = sequence.offset + token;
   return number(t) != (t == 0 ? 0 : number(t - 1));
