@@ -42,9 +42,9 @@ tfla_status guarded(const Call& call) noexcept {
 
 // Sizes of the first version: no caller has less. A field that is added later leaves them as they are.
 template <class Struct>
-constexpr std::size_t first_size = 0;
+inline constexpr std::size_t first_size = 0;
 template <>
-constexpr std::size_t first_size<tfla_execution> = 32;
+inline constexpr std::size_t first_size<tfla_execution> = 32;
 
 template <class Struct>
 Struct read(const Struct* given, const char* name) {

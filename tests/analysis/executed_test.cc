@@ -34,7 +34,12 @@ std::vector<Row> rows() {
         table.push_back({shape(2, tokens, 2, 24, 40), {.gate = gate, .chunk_size = chunk}});
       }
     }
-    table.push_back({shared, {.gate = gate, .chunk_size = 48}});
+    // Groups that are more heads, or fewer, than lie abreast, and end among them.
+    for (const auto& [heads, groups] : {std::pair{4, 2}, {4, 1}, {12, 2}, {12, 4}, {6, 3}}) {
+      shared.heads = heads;
+      shared.qk_heads = groups;
+      table.push_back({shared, {.gate = gate, .chunk_size = 48}});
+    }
     table.push_back({precise, {.gate = gate}});
     // One head and four threads: the sequence is cut into spans, with a pass over the states before.
     table.push_back({shape(1, 600, 1, 16, 130), {.gate = gate}, 4});

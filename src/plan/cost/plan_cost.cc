@@ -1,6 +1,7 @@
 #include "plan/cost/plan_cost.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "plan/cpu_sizes.h"
 #include "tfla/analysis.h"
@@ -53,6 +54,16 @@ double state_tokens(bool backward, const Cut& sequence) {
   return backward ? 2 * after_first + 3 * before_last : after_first + before_last;
 }
 
+// The share of heads that make scores of their own in the CPU's forward: of heads abreast those of a group share
+// theirs.
+double own_scores(const Plan& plan) {
+  if (plan.device == Device::cuda || plan.operation != Operation::forward) return 1;
+  const std::int64_t group = plan.shape.heads / plan.shape.qk_heads, abreast = plan.abreast;
+  // Every `abreast` heads begin anew, and so does every group.
+  const std::int64_t both = std::lcm(group, abreast);
+  return static_cast<double>(both / group + both / abreast - 1) / static_cast<double>(both);
+}
+
 Work useful(const Plan& plan) {
   const std::int64_t tokens = plan.shape.longest;
   if (plan.formulation == Formulation::recurrent) return {.state = 2 * static_cast<double>(tokens)};
@@ -62,7 +73,7 @@ Work useful(const Plan& plan) {
   // The CPU works chunkwise by tiles, a GPU by chunks.
   const std::int64_t unit = plan.device == Device::cuda ? plan.chunk : plan.tile;
   const Cut sequence = cut(tokens, plan.chunk, unit);
-  Work work{.square_qk = 0.5 * needed.square_qk * sequence.squares,
+  Work work{.square_qk = 0.5 * needed.square_qk * own_scores(plan) * sequence.squares,
             .square_hv = 0.5 * needed.square_hv * sequence.squares};
   if (plan.formulation == Formulation::chunkwise) work.state = state_tokens(backward, sequence);
   return work;
@@ -88,7 +99,8 @@ Work chunkwise_on_cpu(const Plan& plan) {
   const std::int64_t tokens = plan.shape.longest;
   const bool backward = plan.operation == Operation::backward;
   const Cut sequence = cut(tokens, plan.chunk, plan.tile);
-  Work work{.square_qk = (backward ? 3 : 1) * sequence.squares, .square_hv = (backward ? 2 : 1) * sequence.squares};
+  Work work{.square_qk = backward ? 3 * sequence.squares : own_scores(plan) * sequence.squares,
+            .square_hv = (backward ? 2 : 1) * sequence.squares};
   const std::int64_t spans = (tokens + plan.span - 1) / plan.span;
   if (spans > 1) {
     // The pass that makes spans independent: states before, and state gradients after, all spans but one.
