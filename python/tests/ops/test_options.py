@@ -44,6 +44,8 @@ SCHEMAS = [
     ("delta_rule_step", 9, DELTA, of_steps(DELTA_OPTIONS)),
 ]
 CONVOLUTION = ("causal_conv1d", "causal_conv1d_with_state", "causal_conv1d_backward", "causal_conv1d_step")
+# The last arguments of the state space dual's, with the defaults of SsdOptions; what forward alone is asked for follows.
+STATE_SPACE = {"ssd": 2, "ssd_backward": 0, "ssd_step": 0}
 
 
 @pytest.mark.parametrize(("operator", "tensors", "table", "options"), SCHEMAS, ids=[row[0] for row in SCHEMAS])
@@ -60,7 +62,19 @@ def test_schemas(operator, tensors, table, options):
 
 def test_no_operator_is_left_out():
     names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("tfla::")}
-    assert names == {f"tfla::{name}" for name in (*(row[0] for row in SCHEMAS), *CONVOLUTION)}
+    assert names == {f"tfla::{name}" for name in (*(row[0] for row in SCHEMAS), *CONVOLUTION, *STATE_SPACE)}
+
+
+@pytest.mark.parametrize(("operator", "behind"), STATE_SPACE.items())
+def test_state_space_schemas(operator, behind):
+    """Its options, and those of the function: no upper limit is None there and infinity here."""
+    arguments = getattr(torch.ops.tfla, operator).default._schema.arguments
+    wanted = [("dt_softplus", "bool", False), ("dt_min", "float", 0.0), ("dt_max", "Optional[float]", None)]
+    wanted += [] if operator == "ssd_step" else [("chunk_size", "int", 0)]
+    found = [(x.name, str(x.type), x.default_value) for x in arguments]
+    assert found[len(found) - behind - len(wanted) : len(found) - behind] == wanted
+    function = defaults(tfla.ssd_step if operator == "ssd_step" else tfla.ssd)
+    assert function["dt_softplus"] is False and function["dt_limit"] == (0.0, float("inf"))
 
 
 @pytest.mark.parametrize("operator", CONVOLUTION)
