@@ -44,7 +44,7 @@ SCHEMAS = [
     ("delta_rule_step", 9, DELTA, of_steps(DELTA_OPTIONS)),
 ]
 CONVOLUTION = ("causal_conv1d", "causal_conv1d_with_state", "causal_conv1d_backward", "causal_conv1d_step")
-# The last arguments of the state space dual's, with the defaults of SsdOptions; what forward alone is asked for follows.
+# Arguments of forward alone that follow the options of the state space dual, which have the defaults of SsdOptions.
 STATE_SPACE = {"ssd": 2, "ssd_backward": 0, "ssd_step": 0}
 
 
