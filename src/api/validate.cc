@@ -117,6 +117,12 @@ void validate_shape(const MlstmShape& shape) {
     refuse(fmt::format("tfla: q has head dimension {} and v has {}; the largest is {}", shape.dqk, shape.dhv,
                        largest_head_dim));
   }
+  // Far beyond what memory holds, and plans multiply such numbers in 64 bits.
+  constexpr std::int64_t most_states = std::int64_t{1} << 48;
+  if (shape.sequences > most_states / shape.heads) {
+    refuse(fmt::format("tfla: there are {} sequences of {} heads; their states do not fit in memory", shape.sequences,
+                       shape.heads));
+  }
   std::int64_t tokens = 0;
   if (__builtin_mul_overflow(shape.batch, shape.tokens, &tokens) ||
       __builtin_mul_overflow(tokens, shape.heads, &tokens)) {
