@@ -1,11 +1,18 @@
 # The CUDA backend: code for every GPU generation from Ampere on, PTX for newer ones. The runtime is linked statically, so
 # that the library also loads where there is no GPU.
+#
+# EMULATED builds it for tests without a GPU: src/emulator runs the kernels on the CPU.
 include(DecideCuda)
-tfla_decide_cuda("${TFLA_CUDA}" TFLA_CUDA nvcc sentence)  # from here on AUTO is settled
+if(NOT TFLA_CUDA STREQUAL "EMULATED")
+  tfla_decide_cuda("${TFLA_CUDA}" TFLA_CUDA nvcc sentence)  # from here on AUTO is settled
+endif()
 if(sentence)
   message(NOTICE "${sentence}")
 endif()
-if(TFLA_CUDA)
+if(TFLA_CUDA STREQUAL "EMULATED")
+  find_package(Boost REQUIRED COMPONENTS context)
+  find_package(Threads REQUIRED)
+elseif(TFLA_CUDA)
   if(NOT CMAKE_CUDA_COMPILER)
     set(CMAKE_CUDA_COMPILER "${nvcc}")
   endif()

@@ -18,8 +18,6 @@ void check(cudaError_t status, const char* call) {
   throw Unavailable(std::string("tfla: CUDA refused ") + call + ": " + cudaGetErrorString(status));
 }
 
-void check_launch(const char* kernel) { check(cudaGetLastError(), kernel); }
-
 const DeviceFacts& device_facts() {
   thread_local DeviceFacts facts;
   int device = 0;

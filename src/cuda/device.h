@@ -5,13 +5,13 @@
 
 #include <cstdint>
 
+#include "cuda/arch/launch.h"
 #include "tfla/plan.h"
 
 namespace tfla::cuda {
 
 // Throw Unavailable with the call that failed.
 void check(cudaError_t status, const char* call);
-void check_launch(const char* kernel);
 
 // Facts of the current device. They are kept from one call to the next, since every call asks for them.
 struct DeviceFacts {
@@ -36,13 +36,23 @@ void allow_shared(const char* name, Kernel kernel, int shared_bytes) {
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), name);
 }
 
+// CTAs of a one-dimensional grid.
+[[nodiscard]] inline cudaLaunchConfig_t launch_config(std::int64_t blocks, int threads, int shared_bytes,
+                                                      cudaStream_t stream) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = {static_cast<unsigned>(blocks), 1, 1};
+  config.blockDim = {static_cast<unsigned>(threads), 1, 1};
+  config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
+  config.stream = stream;
+  return config;
+}
+
 // Launches a kernel on a one-dimensional grid.
 template <class Kernel, class... Args>
 void launch_blocks(const char* name, Kernel kernel, std::int64_t blocks, int threads, int shared_bytes,
                    cudaStream_t stream, const Args&... args) {
   allow_shared(name, kernel, shared_bytes);
-  kernel<<<static_cast<unsigned>(blocks), threads, shared_bytes, stream>>>(args...);
-  check_launch(name);
+  check(arch::launch(name, launch_config(blocks, threads, shared_bytes, stream), kernel, args...), name);
 }
 
 // Launches a kernel that begins with arch::after_previous_kernel, in clusters of `cluster` CTAs. Its CTAs may come onto
@@ -56,14 +66,10 @@ void launch_clusters(const char* name, Kernel kernel, unsigned cluster, std::int
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim = {cluster, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = {static_cast<unsigned>(blocks), 1, 1};
-  config.blockDim = {static_cast<unsigned>(threads), 1, 1};
-  config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
-  config.stream = stream;
+  cudaLaunchConfig_t config = launch_config(blocks, threads, shared_bytes, stream);
   config.attrs = attributes;
   config.numAttrs = !runs_sm90_code() ? 0 : cluster > 1 ? 2 : 1;
-  check(cudaLaunchKernelEx(&config, kernel, args...), name);
+  check(arch::launch(name, config, kernel, args...), name);
 }
 // The same without clusters.
 template <class Kernel, class... Args>

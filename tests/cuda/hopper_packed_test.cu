@@ -192,7 +192,9 @@ TEST_F(Cuda, PackedFloat16RangesOnHopper) {
       change(args.v, range.v);
       change(args.dh, range.dh);
     });
-    if (range.lengths == longer) EXPECT_GT(chosen.segments, 1) << label(c);
+    if (range.lengths == longer) {
+      EXPECT_GT(chosen.segments, 1) << label(c);
+    }
   }
 }
 

@@ -37,7 +37,9 @@ Plan check_on_hopper(const Case& c, const std::function<void(Problem&)>& prepare
   EXPECT_TRUE(runs_on_hopper(chosen)) << label(c);
   EXPECT_TRUE(has_hopper_gradients(chosen)) << label(c);
   const bool takes_reverse = bfloat16 && chosen.shape.dqk <= 256;
-  if (!takes_reverse || wide) EXPECT_EQ(in_reverse, takes_reverse) << label(c);
+  if (!takes_reverse || wide) {
+    EXPECT_EQ(in_reverse, takes_reverse) << label(c);
+  }
   forward(problem.forward(), on_gpu);
   backward(problem.backward(), on_gpu);
   EXPECT_TRUE(within_bounds(judge.forward_errors(), c)) << label(c);

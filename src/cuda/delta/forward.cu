@@ -4,6 +4,7 @@
 //   r + L (beta r) = V - (qbar K) C     w = beta r     H = (scale qbar Q) C + P w     C' = gbar C + (abar K)^T w
 //
 // The state lies in scratch: the products of a tile take longer than moving it through L2.
+#include "cuda/arch/dynamic_shared.h"
 #include "cuda/delta/tile.cuh"
 #include "cuda/device.h"
 
@@ -97,7 +98,7 @@ struct ForwardTile {
 template <class T, bool Outputs>
 __global__ void __launch_bounds__(threads) forward_kernel(Call<typename Config<T>::Real> call) {
   using Real = typename Config<T>::Real;
-  extern __shared__ __align__(16) unsigned char memory[];
+  TFLA_DYNAMIC_SHARED(16, memory);
   auto& shared = *reinterpret_cast<ForwardShared<Real>*>(memory);
   const Dims& dims = call.dims;
   const Panel<Real> panel(dims, blockIdx.x);

@@ -5,6 +5,7 @@
 //   dC = gbar dC + (scale qbar Q)^T dH - (qbar K)^T dV
 //
 // It leaves dX, and dC at the end of every tile, from which all other gradients are made side by side.
+#include "cuda/arch/dynamic_shared.h"
 #include "cuda/delta/tile.cuh"
 #include "cuda/device.h"
 
@@ -94,7 +95,7 @@ __device__ __forceinline__ void pass_through(const Call<Real>& call, const Panel
 template <class T>
 __global__ void __launch_bounds__(threads) grad_states_kernel(Call<typename Config<T>::Real> call) {
   using Real = typename Config<T>::Real;
-  extern __shared__ __align__(16) unsigned char memory[];
+  TFLA_DYNAMIC_SHARED(16, memory);
   auto& shared = *reinterpret_cast<GradShared<Real>*>(memory);
   const Dims& dims = call.dims;
   const Panel<Real> panel(dims, blockIdx.x);

@@ -6,6 +6,7 @@
 //
 // dg of a token is the sum of what its decay weighs, docs/delta.md: pairs of tokens on either side of it, reads of C
 // from it on, writes to C' before it, and C in C'.
+#include "cuda/arch/dynamic_shared.h"
 #include "cuda/delta/tile.cuh"
 #include "cuda/device.h"
 
@@ -285,7 +286,7 @@ __device__ __forceinline__ std::int64_t sequence_of_tile(const Call<Real>& call,
 template <class T>
 __global__ void __launch_bounds__(threads) gradients_kernel(Call<typename Config<T>::Real> call) {
   using Real = typename Config<T>::Real;
-  extern __shared__ __align__(16) unsigned char memory[];
+  TFLA_DYNAMIC_SHARED(16, memory);
   auto& shared = *reinterpret_cast<GradientsShared<Real>*>(memory);
   const Dims& dims = call.dims;
   const std::int64_t number = blockIdx.x / dims.heads;

@@ -1,6 +1,7 @@
 // Stage `grad_qkv`: dQ by rows, dK and dV by columns. A CTA has 64 tokens of a chunk and walks over the tiles of the
 // chunk on their side of the diagonal. It sums over the heads that share a query/key head, in head order: no atomics.
 // The sums for grad_gates come from the float32 accumulators; float32 and float64 tensors take them from the squares.
+#include "cuda/arch/dynamic_shared.h"
 #include "cuda/launch.h"
 #include "cuda/portable/square_sums.cuh"
 
@@ -120,7 +121,7 @@ __global__ void __launch_bounds__(block_threads, Shared ? 1 : Config<T>::blocks)
     dq_kernel(Call<RealOf<T>> call, int row_tiles, int dqk_tiles) {
   using Real = RealOf<T>;
   using Sums = Accumulator<T, Config<T>::width>;
-  extern __shared__ __align__(16) unsigned char memory[];
+  TFLA_DYNAMIC_SHARED(16, memory);
   Stream<T> stream{Workspace<T>(memory)};
   const Place place(call, row_tiles, dqk_tiles, call.dims.qk_heads);
   if (place.count <= 0) return;
@@ -187,7 +188,7 @@ __global__ void __launch_bounds__(block_threads, Shared ? 1 : Config<T>::blocks)
     dk_kernel(Call<RealOf<T>> call, int row_tiles, int dqk_tiles) {
   using Real = RealOf<T>;
   using Sums = Accumulator<T, Config<T>::width>;
-  extern __shared__ __align__(16) unsigned char memory[];
+  TFLA_DYNAMIC_SHARED(16, memory);
   Stream<T> stream{Workspace<T>(memory)};
   const Place place(call, row_tiles, dqk_tiles, call.dims.qk_heads);
   if (place.count <= 0) return;
@@ -243,7 +244,7 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks)
     dv_kernel(Call<RealOf<T>> call, int row_tiles, int dhv_tiles) {
   using Real = RealOf<T>;
   using Sums = Accumulator<T, Config<T>::width>;
-  extern __shared__ __align__(16) unsigned char memory[];
+  TFLA_DYNAMIC_SHARED(16, memory);
   Stream<T> stream{Workspace<T>(memory)};
   const Place place(call, row_tiles, dhv_tiles, call.dims.heads);
   if (place.count <= 0) return;

@@ -1,6 +1,7 @@
 // Stage `outputs`: den H = scale qbar (Q C) + (D . Q K^T) V. A CTA has 64 rows of a chunk and a tile of dhv columns,
 // and walks over the key tiles of the chunk up to the diagonal. The same kernel gives deta of the exact normalizer
 // gradient (stage `grad_denominators`): there a product with dH takes the place of the store.
+#include "cuda/arch/dynamic_shared.h"
 #include "cuda/launch.h"
 #include "cuda/portable/products.cuh"
 
@@ -112,7 +113,7 @@ __global__ void __launch_bounds__(block_threads, Config<T>::blocks)
   using Stored = typename Config<T>::Stored;
   using Scores = Accumulator<T, tile_rows>;
   constexpr int width = Config<T>::width;
-  extern __shared__ __align__(16) unsigned char memory[];
+  TFLA_DYNAMIC_SHARED(16, memory);
   Stream<T> stream{Workspace<T>(memory)};
 
   const auto [first_tile, row, head, number] =

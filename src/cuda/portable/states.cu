@@ -4,6 +4,7 @@
 // Where sequences x heads x tiles do not fill the GPU, sequences are cut into segments. A first pass sums each segment
 // up from zero, a scan over these totals gives the state at every segment's start, and the pass proper begins there.
 // The gate scan is global, so this is exact: every segment works in the final scale.
+#include "cuda/arch/dynamic_shared.h"
 #include "cuda/portable/state_walk.cuh"
 
 namespace tfla::cuda {
@@ -13,7 +14,7 @@ namespace {
 template <class T, Time Direction, Pass Which>
 __global__ void __launch_bounds__(block_threads, Config<T>::blocks + (is_16_bit<T> ? 1 : 0))
     states_kernel(Call<typename Config<T>::Real> call, int dqk_tiles, int dhv_tiles) {
-  extern __shared__ __align__(16) unsigned char memory[];
+  TFLA_DYNAMIC_SHARED(16, memory);
   StateWalk<T, Direction, Which> walk(call, memory, dqk_tiles, dhv_tiles);
   if (!walk.has_work()) return;
   walk.begin();

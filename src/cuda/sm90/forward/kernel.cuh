@@ -30,6 +30,7 @@
 
 #include "cuda/arch/cluster.cuh"
 #include "cuda/arch/copy.cuh"
+#include "cuda/arch/dynamic_shared.h"
 #include "cuda/launch.h"
 #include "cuda/sm90/common/maps.cuh"
 #include "cuda/sm90/common/table_rows.h"
@@ -62,7 +63,7 @@ template <class C>
 __global__ void __launch_bounds__(threads, 1)
     forward_kernel(const __grid_constant__ typename Cta<C>::Maps maps, const __grid_constant__ Call<float> call,
                    const __grid_constant__ typename Cta<C>::Work work) {
-  extern __shared__ unsigned char memory[];
+  TFLA_DYNAMIC_SHARED(1, memory);
   const Cta<C> cta{call, maps, work, {(arch::shared_address(memory) + 1023U) & ~1023U}};
   // As begin_kernel, with n cleared meanwhile.
   if (threadIdx.x == 0) cta.shared.init_barriers();

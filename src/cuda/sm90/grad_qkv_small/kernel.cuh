@@ -17,6 +17,7 @@
 
 #include <algorithm>
 
+#include "cuda/arch/dynamic_shared.h"
 #include "cuda/launch.h"
 #include "cuda/sm90/common/maps.cuh"
 #include "cuda/sm90/common/roles.cuh"
@@ -37,7 +38,7 @@ template <class C>
 __global__ void __launch_bounds__(C::threads, C::ctas)
     grad_qkv_small_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Work work) {
 #if __CUDA_ARCH__ == 900
-  extern __shared__ __align__(panel_alignment) unsigned char shared[];
+  TFLA_DYNAMIC_SHARED(panel_alignment, shared);
   const unsigned memory = arch::shared_address(shared);
   begin_kernel([&] { Barriers{memory}.init<C>(); });
   if (!has_tiles<C::packed>(work)) return;

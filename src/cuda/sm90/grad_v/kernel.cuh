@@ -15,6 +15,7 @@
 // Scores are computed with keys in rows: P then is a register operand.
 #pragma once
 
+#include "cuda/arch/dynamic_shared.h"
 #include "cuda/launch.h"
 #include "cuda/sm90/common/roles.cuh"
 #include "cuda/sm90/common/table_rows.h"
@@ -33,7 +34,7 @@ template <class C>
 __global__ void __launch_bounds__(C::threads, 1)
     grad_v_kernel(const __grid_constant__ MapsOf<C> maps, const __grid_constant__ Work work) {
 #if __CUDA_ARCH__ == 900
-  extern __shared__ __align__(panel_alignment) unsigned char shared[];
+  TFLA_DYNAMIC_SHARED(panel_alignment, shared);
   const unsigned memory = arch::shared_address(shared);
   begin_kernel([&] { Barriers{memory}.init<C>(); });
   if (!has_tiles<C::packed>(work)) return;

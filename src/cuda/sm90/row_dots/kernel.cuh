@@ -15,6 +15,7 @@
 //   warpgroup 2   math of token block 1
 #pragma once
 
+#include "cuda/arch/dynamic_shared.h"
 #include "cuda/sm90/common/roles.cuh"
 #include "cuda/sm90/grad_qk/load.cuh"
 #include "cuda/sm90/grad_qk/work.h"
@@ -35,7 +36,7 @@ template <class C>
 __global__ void __launch_bounds__(C::threads, 1)
     row_dots_kernel(const __grid_constant__ MapsOf<C> maps, const __grid_constant__ Work work) {
 #if __CUDA_ARCH__ == 900
-  extern __shared__ __align__(panel_alignment) unsigned char shared[];
+  TFLA_DYNAMIC_SHARED(panel_alignment, shared);
   const unsigned memory = arch::shared_address(shared);
   begin_kernel([&] { Barriers<C>{memory}.init(); });
   if (!has_tiles<C::packed>(work)) return;

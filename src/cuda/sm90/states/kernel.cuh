@@ -24,6 +24,7 @@
 #include <algorithm>
 
 #include "cuda/arch/copy.cuh"
+#include "cuda/arch/dynamic_shared.h"
 #include "cuda/launch.h"
 #include "cuda/sm90/common/maps.cuh"
 #include "cuda/sm90/common/roles.cuh"
@@ -41,7 +42,7 @@ template <class C>
 __global__ void __launch_bounds__(C::threads, C::ctas)
     states_kernel(const __grid_constant__ typename Cta<C>::Maps maps, const __grid_constant__ Call<float> call,
                   const __grid_constant__ typename Cta<C>::Work work) {
-  extern __shared__ unsigned char memory[];
+  TFLA_DYNAMIC_SHARED(1, memory);
   const Cta<C> cta{call, maps, work, {(arch::shared_address(memory) + 1023U) & ~1023U}};
   begin_kernel([&] { cta.shared.init_barriers(); });
   const int warpgroup = static_cast<int>(threadIdx.x) / warpgroup_threads;
