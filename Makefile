@@ -24,9 +24,9 @@ lm:  ## train a small language model on this CPU, five minutes, from text every 
 	@tools/build_python.sh .venv-python
 	PYTHONPATH=python .venv-python/bin/python examples/language_model.py
 
-test:  ## build and run all tests, a smaller set under each sanitizer and the fuzzer, and those of the Python package
+test:  ## build and run all tests, smaller sets under each sanitizer, the fuzzer and on an emulated GPU, and the Python package's
 	@tools/install_deps.sh build test python bench
-	preset=$$(tools/cuda_preset.sh) && tools/run_tests.sh release asan tsan fuzz python $$preset
+	preset=$$(tools/cuda_preset.sh) && tools/run_tests.sh release asan tsan fuzz emulated python $$preset
 
 test-quick:  ## the tests of a coffee break: release and Python without the slow ones; says what it left out
 	@tools/install_deps.sh build python bench

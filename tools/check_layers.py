@@ -50,6 +50,8 @@ ROWS: Rows = {
     "src/cuda/portable": KERNELS,
     "src/cuda/sm90": KERNELS,
     "src/cuda/step": KERNELS,
+    # Takes the place of CUDA and of src/cuda/arch, and knows no kernel.
+    "src/emulator": (),
     "src/api": (*BELOW_BACKENDS, *BACKENDS),
     # Judges the library, so it knows nothing of it.
     "src/reference": (),

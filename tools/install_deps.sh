@@ -5,7 +5,8 @@ set -euo pipefail
 
 build=(g++ cmake ninja-build pkg-config libhwy-dev libfmt-dev libcli11-dev nlohmann-json3-dev
   libgtest-dev python3)
-test=(clang libclang-rt-14-dev libomp-14-dev) # the sanitizers: clang 14 is Debian 12's
+test=(clang libclang-rt-14-dev libomp-14-dev # the sanitizers: clang 14 is Debian 12's
+  libboost-context-dev)                        # threads of the emulated GPU
 lint=(clang-format clang-tidy libomp-14-dev python3-venv)
 bench=(python3-venv libopenblas-pthread-dev) # what tfla bench --gemm compares with
 python=(python3-venv)

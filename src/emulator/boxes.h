@@ -3,7 +3,7 @@
 
 #include <array>
 
-#include "cuda.h"
+#include <cuda.h>
 
 namespace tfla::emulator {
 

@@ -6,11 +6,11 @@
 
 namespace tfla::emulator {
 
-using Widen = float (*)(std::uint16_t);
+enum class Item : std::uint8_t { bfloat16, float16 };
 
 // 16 rows of a by `columns` of b, in float32: one warp's part of wgmma, or mma.sync.
 struct Product {
-  Widen widen = nullptr;
+  Item item = Item::bfloat16;
   int columns = 0;
   bool adds = false;
   // a: registers of all lanes, or shared memory; b: shared memory.
@@ -23,7 +23,7 @@ struct Product {
 };
 void multiply(const Product& product);
 
-// Whether a product of a warpgroup reads an element where `across` says, as its descriptor has it.
-[[nodiscard]] unsigned operand_address(std::uint64_t descriptor, bool across, unsigned row, unsigned depth);
+// A number of a tile as float32.
+[[nodiscard]] float widen(Item item, std::uint16_t bits);
 
 }  // namespace tfla::emulator

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <string>
 
-#include "cuda.h"
+#include <cuda.h>
 
 namespace tfla::emulator {
 

@@ -52,22 +52,22 @@ struct TileProduct {
   float* d;
   const std::uint32_t* a;
   std::uint32_t b[2];
-  Widen widen;
+  Item item;
 };
 
 void multiply_all(TileProduct* const* lanes, unsigned) {
-  const Widen widen = lanes[0]->widen;
+  const Item item = lanes[0]->item;
   float a[16][16], b[16][8];
   for (unsigned lane = 0; lane < warp_lanes; ++lane) {
     for (unsigned r = 0; r < 4; ++r) {
       const unsigned row = lane / 4 + r % 2 * 8, column = lane % 4 * 2 + r / 2 * 8;
-      a[row][column] = widen(static_cast<std::uint16_t>(lanes[lane]->a[r]));
-      a[row][column + 1] = widen(static_cast<std::uint16_t>(lanes[lane]->a[r] >> 16));
+      a[row][column] = widen(item, static_cast<std::uint16_t>(lanes[lane]->a[r]));
+      a[row][column + 1] = widen(item, static_cast<std::uint16_t>(lanes[lane]->a[r] >> 16));
     }
     for (unsigned r = 0; r < 2; ++r) {
       const unsigned row = lane % 4 * 2 + r * 8;
-      b[row][lane / 4] = widen(static_cast<std::uint16_t>(lanes[lane]->b[r]));
-      b[row + 1][lane / 4] = widen(static_cast<std::uint16_t>(lanes[lane]->b[r] >> 16));
+      b[row][lane / 4] = widen(item, static_cast<std::uint16_t>(lanes[lane]->b[r]));
+      b[row + 1][lane / 4] = widen(item, static_cast<std::uint16_t>(lanes[lane]->b[r] >> 16));
     }
   }
   float out[16][8] = {};
@@ -136,8 +136,8 @@ void store_tiles(unsigned row, const std::array<std::uint32_t, 4>& tiles) {
   together<TileMove, store_all>(whole_warp, own);
 }
 
-void multiply_tiles(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1, Widen widen) {
-  TileProduct own{d, a, {b0, b1}, widen};
+void multiply_tiles(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1, Item item) {
+  TileProduct own{d, a, {b0, b1}, item};
   together<TileProduct, multiply_all>(whole_warp, own);
 }
 

@@ -1,7 +1,7 @@
 // bfloat16 as CUDA names it.
 #pragma once
 
-#include "cuda_runtime.h"
+#include <cuda_runtime.h>
 
 struct __nv_bfloat16 {
   std::uint16_t bits;

@@ -1,7 +1,7 @@
 // float16 as CUDA names it.
 #pragma once
 
-#include "cuda_runtime.h"
+#include <cuda_runtime.h>
 
 struct __half {
   std::uint16_t bits;

@@ -64,14 +64,15 @@ DType SsdJudge::stored_as(const std::string& tensor) const {
 // - Sums of rows and columns of a tile telescope into the gradients of its decays, in double. Where decays are strong
 //   those are far smaller than the sums: 64 roundings of double of each, in up to 64 tokens.
 // On a GPU, operands of 16-bit products are rounded on the way, and so is the gradient of h: scores, states and their
-// gradients to bfloat16 at the worst, by its root mean square.
+// gradients to bfloat16 at the worst, by its root mean square. The sums that telescope are float32 there
+// (cuda::Config::sum_terms).
 double SsdJudge::of_terms(const std::string& tensor) const {
   const reference::SsdTerms& t = answers_.terms;
   const bool is_double = description_.shape.dtype == DType::float64;
   const bool rounds = description_.device == Device::cuda && unit_of_rounding(description_.shape.dtype) > 0;
   const double unit = is_double ? 0x1p-53 : rounds ? rounding(DType::bfloat16, many_numbers) : 0x1p-24;
   const double arithmetic = is_double ? 1e-10 : 1e-4;
-  constexpr double unit_of_sums = 0x1p-53;
+  const double unit_of_sums = rounds ? 0x1p-24 : 0x1p-53;
   const double rows[] = {t.ungated, t.y, t.dz, t.dx, t.dB, t.dC, t.dD};
   constexpr const char* names[] = {"ungated", "y", "dz", "dx", "dB", "dC", "dD"};
   const auto row = std::find(std::begin(names), std::end(names), tensor);

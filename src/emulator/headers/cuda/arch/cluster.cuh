@@ -1,7 +1,7 @@
 // In the place of cuda/arch/cluster.cuh. The kernel before has ended when one begins.
 #pragma once
 
-#include "cuda_runtime.h"
+#include <cuda_runtime.h>
 
 namespace tfla::cuda::arch {
 

@@ -21,7 +21,7 @@ inline float2 unpack(std::uint32_t pair, __half) { return __half22float2(std::bi
 
 template <class T>
 void multiply_add(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1, T) {
-  emulator::multiply_tiles(d, a, b0, b1, emulator::widen<T>);
+  emulator::multiply_tiles(d, a, b0, b1, emulator::item_of<T>);
 }
 
 inline std::uint32_t round_pair(float2 x) { return pack(x, __nv_bfloat16{}); }

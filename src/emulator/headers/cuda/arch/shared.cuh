@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cuda_runtime.h"
+#include <cuda_runtime.h>
 #include "emulator/tiles.h"
 
 namespace tfla::cuda::arch {

@@ -1,7 +1,7 @@
 // In the place of cuda/arch/stream.cuh.
 #pragma once
 
-#include "cuda_runtime.h"
+#include <cuda_runtime.h>
 
 namespace tfla::cuda::arch {
 

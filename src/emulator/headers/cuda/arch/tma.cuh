@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "cuda_runtime.h"
+#include <cuda_runtime.h>
 #include "emulator/boxes.h"
 
 namespace tfla::cuda::arch {

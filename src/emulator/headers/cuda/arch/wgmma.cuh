@@ -39,7 +39,7 @@ inline void pin(float2&) {}
 template <class T, Major A, Major B, int R>
 void multiply(float (&sum)[R], std::uint64_t a, std::uint64_t b, bool add) {
   static_assert(R == 4 || R == 16 || R == 32 || R == 64 || R == 96 || R == 128, "8, 32, 64, 128, 192 or 256 columns");
-  emulator::begin_product({.widen = emulator::widen<T>,
+  emulator::begin_product({.item = emulator::item_of<T>,
                            .columns = 2 * R,
                            .adds = add,
                            .a_across = A == Major::across,
@@ -50,7 +50,7 @@ void multiply(float (&sum)[R], std::uint64_t a, std::uint64_t b, bool add) {
 }
 template <class T, Major A, Major B>
 void multiply(float (&sum)[64], float (&more)[4], std::uint64_t a, std::uint64_t b, bool add) {
-  emulator::begin_product({.widen = emulator::widen<T>,
+  emulator::begin_product({.item = emulator::item_of<T>,
                            .columns = 136,
                            .adds = add,
                            .a_across = A == Major::across,
@@ -62,7 +62,7 @@ void multiply(float (&sum)[64], float (&more)[4], std::uint64_t a, std::uint64_t
 template <class T, Major B, int R>
 void multiply(float (&sum)[R], const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
   static_assert(R == 16 || R == 32 || R == 64 || R == 96 || R == 128, "32, 64, 128, 192 or 256 columns");
-  emulator::begin_product({.widen = emulator::widen<T>,
+  emulator::begin_product({.item = emulator::item_of<T>,
                            .columns = 2 * R,
                            .adds = add,
                            .a_in_registers = true,
