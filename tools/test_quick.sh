@@ -35,6 +35,6 @@ echo
 line release "$report-ctest.xml"
 line python "$report-python.xml"
 echo "in $((SECONDS - built)) s, after $((built - start)) s of building"
-echo "left out, and in make test: the sanitizers, the fuzzer and the preset cuda; of release what matches $slow_tests;" \
+echo "left out, and in make test: the sanitizers, the fuzzer, the emulated GPU and the preset cuda; of release what matches $slow_tests;" \
   "of python/tests ${slow_python[*]}"
 exit $failed
