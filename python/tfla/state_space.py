@@ -215,8 +215,8 @@ def _check_sequences(
         raise ValueError(f"tfla: seq_idx has shape {tuple(seq_idx.shape)}; it must be {tuple(x.shape[:2])}")
     if seq_idx is not None and (seq_idx.is_floating_point() or seq_idx.is_complex()):
         raise ValueError(f"tfla: seq_idx is {seq_idx.dtype}; it must be of an integer dtype")
-    if cu_seqlens is not None and cu_seqlens.dim() != 1:
-        raise ValueError(f"tfla: cu_seqlens has shape {tuple(cu_seqlens.shape)}; it must have one axis")
+    if cu_seqlens is not None and (cu_seqlens.dim() != 1 or cu_seqlens.shape[0] == 0):
+        raise ValueError(f"tfla: cu_seqlens has shape {tuple(cu_seqlens.shape)}; it must be (sequences+1,)")
     if initial_state is None:
         return
     if seq_idx is not None and cu_seqlens is not None:

@@ -12,6 +12,13 @@ from tfla.reference import BOUNDS, relative_error
 OPTIONS = [(), ("D",), ("D2", "z", "dt_bias"), ("state", "z"), ("D", "z", "dt_bias", "state", "limit")]
 
 
+@pytest.fixture(autouse=True, params=["kernels", "composed"])
+def path(request, monkeypatch):
+    """The kernels of the operator, or what tensors without such are computed by, those of a GPU among them."""
+    if request.param == "composed":
+        monkeypatch.setattr(tfla.state_space, "_has_kernels", lambda x: False)
+
+
 def renamed(given):
     return {("initial_state" if name == "state" else name): x for name, x in given.items()}
 
@@ -48,8 +55,11 @@ def test_dtypes_of_gates_are_free():
 
 
 def test_padding_behind_packed_sequences():
-    """Rows of y and of gradients are 0 there, whatever D says."""
-    given = leaves(tensors(torch.float64, batch=1) | extras(torch.float64, ("D", "z"), batch=1))
+    """Rows of y and of gradients are 0 there, whatever D says and whatever lies there."""
+    given = tensors(torch.float64, batch=1) | extras(torch.float64, ("D", "z", "dt_bias"), batch=1)
+    for name in ("x", "dt", "B", "C", "z"):
+        given[name][:, 30:] = float("nan")
+    given = leaves(given)
     bounds = torch.tensor([0, 5, 5, 30], dtype=torch.int32)
     y, S = tfla.ssd(**given, dt_softplus=True, cu_seqlens=bounds, output_final_state=True)
     assert not y[:, 30:].any() and not S[1].any() and S.shape == (3, HEADS, P, N)
@@ -57,6 +67,38 @@ def test_padding_behind_packed_sequences():
     assert relative_error(y[:, 5:30], expected) < 1e-10 and relative_error(S[2:], last) < 1e-10
     y.square().sum().backward()
     assert all(not given[name].grad[:, 30:].any() for name in ("x", "dt", "B", "C", "z"))
+    assert all(x.grad.isfinite().all() for x in given.values())
+
+
+@pytest.mark.parametrize("first", [0, 2], ids=["goes-on", "starts-afresh"])
+def test_numbers_of_sequences(first):
+    """A state is that of number 0; a number that comes back is another sequence."""
+    given = tensors(torch.float64) | extras(torch.float64, ("D", "dt_bias", "state"))
+    numbers = torch.tensor([first] * 5 + [7] * 9 + [-1] * 3 + [first] * 20 + [9] * 4).expand(BATCH, -1)
+    mine, wanted = leaves(given), leaves(given)
+    y, S = tfla.ssd(**renamed(mine), dt_softplus=True, seq_idx=numbers, output_final_state=True)
+    expected, last = naive(**wanted, softplus=True, seq_idx=numbers)
+    assert relative_error(y, expected) < 1e-10 and relative_error(S, last) < 1e-10
+    (y.square().sum() + S.sum()).backward()
+    (expected.square().sum() + last.sum()).backward()
+    for name, x in mine.items():
+        error = x.grad.norm() if not wanted[name].grad.any() else relative_error(x.grad, wanted[name].grad)
+        assert error < 1e-9, name
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("edge", [0.0, 0.5])
+def test_time_steps_at_a_limit_have_a_slope(edge, dtype):
+    """As `clamp` has it, also where nothing is written."""
+    given = tensors(dtype, positive_dt=True)
+    given["dt"][:, ::3] = edge
+    mine, wanted, limit = leaves(given), leaves(given, torch.float64), (0.0, 0.5 if edge else float("inf"))
+    y, expected = tfla.ssd(**mine, dt_limit=limit), naive(**wanted, limit=limit)[0]
+    y.square().sum().backward()
+    expected.square().sum().backward()
+    value, grad = BOUNDS[dtype]
+    assert relative_error(y, expected) < value
+    assert all(relative_error(x.grad, wanted[name].grad) < grad for name, x in mine.items())
 
 
 def test_slices_of_one_projection():
@@ -190,6 +232,7 @@ REFUSED = [
     ({"seq_idx": torch.zeros(TOKENS)}, "seq_idx has shape"),
     ({"seq_idx": torch.zeros(BATCH, TOKENS)}, "seq_idx is torch.float32; it must be of an integer dtype"),
     ({"cu_seqlens": torch.zeros(1, 2)}, "cu_seqlens has shape"),
+    ({"cu_seqlens": torch.zeros(0, dtype=torch.int32)}, r"cu_seqlens has shape \(0,\); it must be \(sequences"),
     ({"cu_seqlens": torch.tensor([0, TOKENS])}, "cu_seqlens is given with a batch of 2"),
     ({"chunk_size": 0}, "chunk_size is 0"),
     ({"initial_state": torch.zeros(BATCH, HEADS, N, P)}, r"initial_state has shape .*; it must be \(2, 4, 6, 8\)"),

@@ -20,6 +20,12 @@ def sequence(
     seq_idx: Tensor | None, cu_seqlens: Tensor | None, chunk_size: int | None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """y, and the state (N,H,P,N) where asked for."""
+    values = x
+    if cu_seqlens is not None:  # what lies behind the last sequence, NaN too, has no part in rows and sums
+        inside = torch.arange(x.shape[1], device=x.device) < cu_seqlens[-1:]
+        dt = _with_rows_of(inside, dt)
+        values = x if D is None else _with_rows_of(inside, x)
+        z = None if z is None else _with_rows_of(inside, z)
     dt = _effective(dt, dt_bias, dt_softplus, dt_limit, _wide(x))
     log_decay = dt * A.to(dt.dtype)
     if seq_idx is not None:
@@ -32,12 +38,12 @@ def sequence(
     inputs = (C, B, x, torch.log(dt + _TINY), log_decay)
     if not output_final_state:
         h = mlstm(*inputs, gate="log", qk_scale=1.0, initial_state=state, cu_seqlens=cu_seqlens, chunk_size=chunk_size)
-        return _finished(h, x, D, z, cu_seqlens), None
+        return _finished(h, values, D, z), None
     h, last = mlstm(
         *inputs, gate="log", qk_scale=1.0, initial_state=state, cu_seqlens=cu_seqlens, chunk_size=chunk_size,
         output_final_state=True,
     )  # fmt: skip
-    return _finished(h, x, D, z, cu_seqlens), last.C.transpose(-1, -2)
+    return _finished(h, values, D, z), last.C.transpose(-1, -2)
 
 
 def step(
@@ -84,14 +90,15 @@ def _effective(
     return dt.clamp(min=dt_limit[0], max=dt_limit[1])
 
 
-def _finished(h: Tensor, x: Tensor, D: Tensor | None, z: Tensor | None, cu_seqlens: Tensor | None = None) -> Tensor:
+def _with_rows_of(inside: Tensor, t: Tensor) -> Tensor:
+    """Other tokens of (1,T,...) are 0."""
+    return t.masked_fill(~inside.view(1, -1, *(1,) * (t.dim() - 2)), 0)
+
+
+def _finished(h: Tensor, x: Tensor, D: Tensor | None, z: Tensor | None) -> Tensor:
     """(h + D x) silu(z)."""
     if D is not None:
-        skip = x.to(_wide(x)) * (D if D.dim() == 2 else D.unsqueeze(-1))
-        if cu_seqlens is not None:  # rows of y behind the last sequence are 0
-            inside = torch.arange(x.shape[1], device=x.device) < cu_seqlens[-1]
-            skip = skip.masked_fill(~inside[None, :, None, None], 0)
-        h = h + skip
+        h = h + x.to(_wide(x)) * (D if D.dim() == 2 else D.unsqueeze(-1))
     if z is not None:
         h = h * F.silu(z.to(_wide(x)))
     return h.to(x.dtype)
