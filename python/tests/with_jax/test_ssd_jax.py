@@ -64,6 +64,29 @@ def test_packed_sequences_and_seq_idx():
     assert relative_error(to_torch(other[:, 5:30]), expected) < 1e-10
 
 
+def test_padding_is_no_part_of_gradients():
+    given = tensors(torch.float64, batch=1) | extras(torch.float64, ("D", "z", "dt_bias"), batch=1)
+    for name in ("x", "dt", "B", "C", "z"):
+        given[name][:, 30:] = float("nan")
+    bounds = jnp.asarray([0, 5, 5, 30])
+    y, pull = jax.vjp(lambda xs: tfla.jax.ssd(**xs, dt_softplus=True, cu_seqlens=bounds), arrays(given))
+    assert not y[:, 30:].any()
+    for name, found in pull(jnp.ones_like(y))[0].items():
+        assert jnp.isfinite(found).all(), name
+        assert found.ndim < 3 or not found[:, 30:].any(), name
+
+
+@pytest.mark.parametrize("edge", [0.0, 0.5])
+def test_time_steps_at_a_limit_have_a_slope(edge):
+    given = tensors(torch.float64, positive_dt=True)
+    given["dt"][:, ::3] = edge
+    wanted, limit = leaves(given), (0.0, 0.5 if edge else float("inf"))
+    naive(**wanted, limit=limit)[0].square().sum().backward()
+    grads = jax.grad(lambda xs: jnp.square(tfla.jax.ssd(**xs, dt_limit=limit)).sum())(arrays(given))
+    for name, x in wanted.items():
+        assert relative_error(to_torch(grads[name]), x.grad) < 1e-9, name
+
+
 def test_vmap_is_a_larger_batch():
     given = arrays(tensors(torch.float64) | extras(torch.float64, ("z",)))
     rates = jnp.stack([given["A"], given["A"] / 2])

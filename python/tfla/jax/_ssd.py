@@ -58,6 +58,11 @@ def ssd(
       y (B,T,H,P) in the dtype of x, or (y, S) with output_final_state.
     """
     _check(x, dt, A, B, C, D, z, dt_bias, dt_limit)
+    values = x
+    if cu_seqlens is not None:  # what lies behind the last sequence, NaN too, has no part in rows and sums
+        inside = (jnp.arange(x.shape[1]) < cu_seqlens[-1])[None, :, None, None]
+        dt, values = jnp.where(inside[..., 0], dt, 0), jnp.where(inside, x, 0)
+        z = None if z is None else jnp.where(inside, z, 0)
     if seq_idx is not None and (seq_idx.shape != x.shape[:2] or not jnp.issubdtype(seq_idx.dtype, jnp.integer)):
         raise ValueError(
             f"tfla: seq_idx has shape {seq_idx.shape} and is {seq_idx.dtype}; it must be {x.shape[:2]}, of integers"
@@ -75,8 +80,7 @@ def ssd(
         state = _mlstm_state(initial_state, dt.dtype)
     options: dict[str, Any] = {"gate": "log", "qk_scale": 1.0, "cu_seqlens": cu_seqlens, "chunk_size": chunk_size}
     h, last = mlstm(C, B, x, jnp.log(dt + _TINY), log_decay, initial_state=state, output_final_state=True, **options)
-    inside = None if cu_seqlens is None else (jnp.arange(x.shape[1]) < cu_seqlens[-1])[None, :, None, None]
-    y = _finished(h, x, D, z, inside)
+    y = _finished(h, values, D, z)
     return (y, jnp.swapaxes(last.C, 2, 3)) if output_final_state else y
 
 
@@ -114,16 +118,18 @@ def _mlstm_state(S: Array, dtype: Any) -> tuple[Array, Array, Array]:
 def _effective(dt: Array, dt_bias: Array | None, dt_softplus: bool, dt_limit: Limit, x: Array) -> Array:
     wide = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
     dt = dt.astype(wide) if dt_bias is None else dt.astype(wide) + dt_bias.astype(wide)
-    return jnp.clip(jax.nn.softplus(dt) if dt_softplus else dt, *dt_limit)
+    dt = jax.nn.softplus(dt) if dt_softplus else dt
+    least, most = dt_limit
+    # And not jnp.clip, whose slope at a limit itself, such as a dt of 0, is one half.
+    return jnp.where(dt < least, least, jnp.where(dt > most, most, dt))
 
 
-def _finished(h: Array, x: Array, D: Array | None, z: Array | None, inside: Array | None = None) -> Array:
-    """(h + D x) silu(z), 0 where not `inside`."""
+def _finished(h: Array, x: Array, D: Array | None, z: Array | None) -> Array:
+    """(h + D x) silu(z)."""
     wide = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
     y = h.astype(wide)
     if D is not None:
-        skip = x.astype(wide) * (D if D.ndim == 2 else D[:, None]).astype(wide)
-        y = y + (skip if inside is None else jnp.where(inside, skip, 0))
+        y = y + x.astype(wide) * (D if D.ndim == 2 else D[:, None]).astype(wide)
     if z is not None:
         y = y * jax.nn.silu(z.astype(wide))
     return y.astype(x.dtype)
