@@ -255,3 +255,11 @@ def test_split_refused(change, sentence):
     given = split_arguments() | {"chunk_size": 16, "headdim": P, "ngroups": G}
     with pytest.raises(ValueError, match=f"^tfla: {sentence}"):
         mamba_split_conv1d_scan_combined(**(given | change))
+
+
+def test_split_of_no_tokens():
+    given = split_arguments()
+    given["zxbcdt"] = given["zxbcdt"][:, :0]
+    numbers = torch.zeros(BATCH, 0, dtype=torch.int32)
+    out = mamba_split_conv1d_scan_combined(**given, chunk_size=16, seq_idx=numbers, headdim=P, ngroups=G)
+    assert out.shape == (BATCH, 0, 5)

@@ -235,6 +235,12 @@ def test_training_through_states_lowers_the_loss():
     assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
 
 
+@pytest.mark.parametrize("options", [{}, {"seq_idx": torch.zeros(2, 0, dtype=torch.int32)}], ids=["plain", "seq_idx"])
+def test_no_tokens(options):
+    layer = make_layer()
+    assert layer(torch.randn(2, 0, DIM), **options).shape == (2, 0, DIM)
+
+
 def test_compiled_layer():
     layer, x = make_layer(), torch.randn(1, 20, DIM)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import tfla
 from tfla.nn.grouped_norm import grouped_rms_norm
-from tfla.nn.short_conv import document_places, short_convolution
+from tfla.nn.short_conv import document_places, document_starts, short_convolution
 
 __all__ = ["mamba_chunk_scan_combined", "mamba_split_conv1d_scan_combined", "selective_state_update"]
 
@@ -118,9 +118,7 @@ def mamba_split_conv1d_scan_combined(
             "number more"
         )
     mlp, z, xBC, dt = zxbcdt.split([beside, dim, channels, heads], dim=-1)
-    places = None
-    if seq_idx is not None:
-        places = document_places(F.pad(seq_idx[:, 1:] != seq_idx[:, :-1], (1, 0), value=True))
+    places = None if seq_idx is None else document_places(document_starts(seq_idx))
     xBC = short_convolution(xBC, conv1d_weight.unsqueeze(1), conv1d_bias, None, places)
     x, B, C = xBC.split([dim, (channels - dim) // 2, (channels - dim) // 2], dim=-1)
     z_heads = z.unflatten(-1, (heads, head_dim)) if rmsnorm_weight is None else None

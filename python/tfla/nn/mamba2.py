@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tfla
@@ -14,7 +13,7 @@ from tfla.nn.cell import Mode
 from tfla.nn.grouped_norm import GroupedRMSNorm
 from tfla.nn.linear import Linear
 from tfla.nn.mamba2_state import Mamba2State
-from tfla.nn.short_conv import Places, ShortConvolution, document_places, packed_places
+from tfla.nn.short_conv import Places, ShortConvolution, document_places, document_starts, packed_places
 
 
 class Mamba2(nn.Module):
@@ -112,7 +111,7 @@ class Mamba2(nn.Module):
         if one_token:
             x = x.unsqueeze(1)
         if seq_idx is not None:
-            starts = F.pad(seq_idx[:, 1:] != seq_idx[:, :-1], (1, 0), value=True)
+            starts = document_starts(seq_idx)
         channels = self.conv1d.in_channels
         z, xBC, dt = self.in_proj(x).split([self.d_inner, channels, self.nheads], dim=-1)
         xBC, inputs = self._convolved(xBC, state, mode, cu_seqlens, slots, starts)

@@ -33,6 +33,12 @@ def packed_places(cu_seqlens: Tensor, tokens: int) -> Places:
     return Places(position, sequence, bounds[1:], bounds[1:] - bounds[:-1], cu_seqlens)
 
 
+def document_starts(seq_idx: Tensor) -> Tensor:
+    """(B,T) bool, as `document_places` takes it: where the number is another than that of the token before."""
+    changes = seq_idx[:, 1:] != seq_idx[:, :-1]
+    return F.pad(changes, (1, 0), value=True)[:, : seq_idx.shape[1]]  # of no tokens there are none
+
+
 def document_places(starts: Tensor) -> Places:
     """starts (B,T) bool: the first tokens of documents."""
     token = torch.arange(starts.shape[1], device=starts.device).expand_as(starts)
