@@ -124,6 +124,38 @@ def test_a_layer_that_was_replaced_is_called():
     assert not any(isinstance(mixer, MLSTMDecoder) for mixer in Decoder(model).mixers)
 
 
+class Louder(Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+CHANGED = {
+    "embedding": lambda model: model.embedding.register_forward_hook(lambda module, args, y: 2 * y),
+    "norm": lambda model: setattr(model, "norm", torch.nn.LayerNorm(32)),
+    "head": lambda model: setattr(model, "head", Louder(32, model.config.vocab, bias=False)),
+    "blocks.1": lambda model: model.blocks[1].register_forward_pre_hook(lambda module, args: None),
+    "blocks.0.norm_mix": lambda model: setattr(model.blocks[0].norm_mix, "forward", lambda x: x),
+    "blocks.1.norm_ffn": lambda model: model.blocks[1].norm_ffn.register_forward_hook(lambda module, args, y: 2 * y),
+}
+
+
+@pytest.mark.parametrize(("name", "change"), CHANGED.items(), ids=CHANGED)
+def test_other_parts_that_were_replaced_are_refused(name, change):
+    """Rather than left out without a word."""
+    model = make_model()
+    change(model)
+    with pytest.raises(ValueError, match=f"^tfla: model.{name} was replaced, or has hooks"):
+        Session(model, PROMPTS)
+
+
+def test_a_layer_with_another_forward_is_called():
+    model = make_model()
+    inner = model.blocks[0].mix.out.forward
+    model.blocks[0].mix.out.forward = lambda x: 2 * inner(x)
+    expected = torch.stack([last_logits(model, texts) for texts in TEXTS])
+    assert relative_error(decoded(model, PROMPTS, MORE), expected) < 1e-5
+
+
 def test_autocast_changes_nothing():
     model = make_model()
     expected = decoded(model, PROMPTS, MORE)

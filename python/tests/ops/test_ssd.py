@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import tfla
+import tfla.state_space
 from ssd_inputs import BATCH, GROUPS, HEADS, TOKENS, N, P, at, extras, leaves, naive, tensors, wide
 from tfla.reference import BOUNDS, relative_error
 
@@ -111,6 +112,17 @@ def test_slices_of_one_projection():
     }  # fmt: skip
     expected, _ = naive(**{name: t.double() for name, t in given.items()}, softplus=True)
     assert relative_error(tfla.ssd(**given, dt_softplus=True), expected) < BOUNDS[torch.float32][0]
+
+
+def test_the_operator_without_what_forward_keeps():
+    """As `torch.ops` has it: backward computes y before silu(z) again."""
+    given = tensors(torch.float64) | extras(torch.float64, ("D", "z"))
+    mine, wanted = leaves(given), leaves(given)
+    y, _, kept = torch.ops.tfla.ssd(**mine, dt_softplus=True)
+    assert kept.numel() == 0
+    y.square().sum().backward()
+    naive(**wanted, softplus=True)[0].square().sum().backward()
+    assert all(relative_error(x.grad, wanted[name].grad) < 1e-10 for name, x in mine.items())
 
 
 def test_autocast():

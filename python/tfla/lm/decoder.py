@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from tfla.lm.model import LanguageModel, check_decodes, check_device
 from tfla.lm.models.base import SequenceState
 from tfla.lm.models.decoding import Weights, feed_forward, normalized_product
-from tfla.lm.models.layers import soft_cap
+from tfla.lm.models.layers import Block, RMSNorm, soft_cap
+from tfla.nn.linear import Linear, unchanged
 
 
 class Decoder:
@@ -29,6 +30,7 @@ class Decoder:
         check_decodes(model.config)
         if any(hasattr(x, "full_tensor") for x in model.parameters()):
             raise ValueError("tfla: model has weights that are shards of several processes; load it whole to generate")
+        _check_parts(model)
         self.config, self.dtype = model.config, dtype or model.dtype
         where = torch.device(device) if device is not None else model.embedding.weight.device
         check_device(self.config, where)
@@ -69,3 +71,21 @@ class Decoder:
 
     def new_states(self, sequences: int) -> list[SequenceState]:
         return [mixer.new_state(sequences) for mixer in self.mixers]
+
+
+def _check_parts(model: LanguageModel) -> None:
+    """Mixers and feed-forward layers that were replaced are called. Of all else a decoder has the weights alone."""
+    parts: dict[str, tuple[type[nn.Module], nn.Module]] = {
+        "embedding": (nn.Embedding, model.embedding), "norm": (RMSNorm, model.norm), "head": (Linear, model.head),
+    }  # fmt: skip
+    blocks: list[Any] = list(model.blocks)
+    for number, block in enumerate(blocks):
+        norms = {"norm_mix": (RMSNorm, block.norm_mix), "norm_ffn": (RMSNorm, block.norm_ffn)}
+        parts[f"blocks.{number}"] = Block, block
+        parts |= {f"blocks.{number}.{name}": norm for name, norm in norms.items()}
+    for name, (kind, part) in parts.items():
+        if not unchanged(kind, part):
+            raise ValueError(
+                f"tfla: model.{name} was replaced, or has hooks, which a decoder would leave out; merge an adapter "
+                "into its weights, or generate with model.prefill and model.decode"
+            )

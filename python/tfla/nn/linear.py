@@ -15,8 +15,12 @@ class Linear(nn.Linear):
 
 
 def unchanged(kind: type[nn.Module], *layers: nn.Module) -> bool:
-    """Whether layers may be left out for their weights: none was replaced, by an adapter say, or has hooks."""
-    return all(type(x) is kind and not x._forward_hooks and not x._forward_pre_hooks for x in layers)
+    """Whether layers may be left out for their weights: none was replaced, by an adapter say, or has hooks, or was
+    given another forward."""
+    return all(
+        type(x) is kind and not x._forward_hooks and not x._forward_pre_hooks and "forward" not in vars(x)
+        for x in layers
+    )
 
 
 def fused(x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
