@@ -156,6 +156,17 @@ def test_a_layer_with_another_forward_is_called():
     assert relative_error(decoded(model, PROMPTS, MORE), expected) < 1e-5
 
 
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling()], ids=["greedy", "drawn"])
+def test_logits_that_become_nan_end_the_text_with_a_sentence(sampling):
+    session = Session(make_model(), PROMPTS)
+    rows = generate(session, 5, sampling)
+    next(rows)
+    session.logits = session.logits.clone()
+    session.logits[2] = float("nan")
+    with pytest.raises(ValueError, match="^tfla: logits of the model are not numbers"):
+        next(rows)
+
+
 def test_autocast_changes_nothing():
     model = make_model()
     expected = decoded(model, PROMPTS, MORE)

@@ -71,11 +71,12 @@ def test_padding_behind_packed_sequences():
     assert all(x.grad.isfinite().all() for x in given.values())
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int16], ids=str)
 @pytest.mark.parametrize("first", [0, 2], ids=["goes-on", "starts-afresh"])
-def test_numbers_of_sequences(first):
+def test_numbers_of_sequences(first, dtype):
     """A state is that of number 0; a number that comes back is another sequence."""
     given = tensors(torch.float64) | extras(torch.float64, ("D", "dt_bias", "state"))
-    numbers = torch.tensor([first] * 5 + [7] * 9 + [-1] * 3 + [first] * 20 + [9] * 4).expand(BATCH, -1)
+    numbers = torch.tensor([first] * 5 + [7] * 9 + [-1] * 3 + [first] * 20 + [9] * 4, dtype=dtype).expand(BATCH, -1)
     mine, wanted = leaves(given), leaves(given)
     y, S = tfla.ssd(**renamed(mine), dt_softplus=True, seq_idx=numbers, output_final_state=True)
     expected, last = naive(**wanted, softplus=True, seq_idx=numbers)

@@ -20,6 +20,8 @@ from tfla.lm.model import LanguageModel
 from tfla.lm.models.base import ModelConfig, SequenceState
 
 FORMAT = "tfla.lm session"
+_NAN = -1  # in place of a token that was chosen by no number
+_NOT_NUMBERS = "tfla: logits of the model are not numbers (NaN); its weights or its state are damaged"
 
 
 @dataclass(frozen=True)
@@ -238,9 +240,14 @@ def generate(
         raise ValueError(f"tfla: allowed is {allowed}; it must be positive, or None for all tokens")
     _check_tokens("stop", stop, session.decoder.config.vocab)
     if session.logits.isnan().any():
-        raise ValueError("tfla: logits of the model are not numbers (NaN); its weights or its state are damaged")
+        raise ValueError(_NOT_NUMBERS)
     generator = torch.Generator(session.device).manual_seed(seed)
     return _tokens(session, max_tokens, sampling or Sampling(), frozenset(stop), allowed, generator)
+
+
+def _or_nan(tokens: Tensor, logits: Tensor) -> Tensor:
+    """What the host sees: the first step after which logits are NaN ends the text, and the host waits for no check."""
+    return torch.where(logits.gather(1, tokens[:, None])[:, 0].isnan(), _NAN, tokens)
 
 
 def _tokens(
@@ -250,10 +257,12 @@ def _tokens(
     ended, host = [False] * session.logits.shape[0], _Host(session.device)
     for _ in range(max_tokens):
         tokens = sampling.choose(session.logits[:, :allowed], generator)
-        host.send(tokens)
+        host.send(_or_nan(tokens, session.logits))
         session.advance(tokens)
         row: list[int | None] = []
         for place, token in enumerate(host.receive()):
+            if token == _NAN:
+                raise ValueError(_NOT_NUMBERS)
             ended[place] = ended[place] or token in stop
             row.append(None if ended[place] else token)
         if all(ended):
