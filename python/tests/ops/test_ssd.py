@@ -115,6 +115,16 @@ def test_slices_of_one_projection():
     assert relative_error(tfla.ssd(**given, dt_softplus=True), expected) < BOUNDS[torch.float32][0]
 
 
+def test_gradients_through_the_last_state_alone():
+    given = tensors(torch.float64) | extras(torch.float64, ("D", "z", "state"))
+    mine, wanted = leaves(given), leaves(given)
+    tfla.ssd(**renamed(mine), dt_softplus=True, output_final_state=True)[1].square().sum().backward()
+    naive(**wanted, softplus=True)[1].square().sum().backward()
+    for name in ("x", "dt", "A", "B", "state"):
+        assert relative_error(mine[name].grad, wanted[name].grad) < 1e-10, name
+    assert not any(mine[name].grad is not None and mine[name].grad.any() for name in ("C", "D", "z"))
+
+
 def test_the_operator_without_what_forward_keeps():
     """As `torch.ops` has it: backward computes y before silu(z) again."""
     given = tensors(torch.float64) | extras(torch.float64, ("D", "z"))
