@@ -53,6 +53,15 @@ def test_state_update(tied, without, monkeypatch):
     assert relative_error(out, expected) < 1e-12 and relative_error(given["state"], after) < 1e-12
 
 
+@pytest.mark.parametrize("own", ["A", "dt", "dt_bias"])
+def test_one_of_the_three_that_differs_within_a_head(own):
+    """Then every channel has a decay of its own, though the other two are expanded views."""
+    given = expanded(update_arguments(True)) | {own: update_arguments(False)[own]}
+    expected, after = update_naive(**given, softplus=True)
+    assert relative_error(selective_state_update(**given, dt_softplus=True), expected) < 1e-12
+    assert relative_error(given["state"], after) < 1e-12
+
+
 def test_state_update_of_a_state_that_is_not_contiguous():
     given = update_arguments(False)
     expected, after = update_naive(**given, softplus=True)
