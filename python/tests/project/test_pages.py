@@ -102,7 +102,8 @@ def test_a_page_per_kernel_is_short_and_names_what_was_tried():
     for page in kernels:
         lines = page.read_text().splitlines()
         assert len(lines) <= 100, f"{name(page)} has {len(lines)} lines; it must have at most 100"
-        assert "What was tried: [" in lines[-1] and "notebook/" in lines[-1], name(page)
+        if page.stem != "emulator":  # that of the tests, which has no kernel
+            assert "What was tried: [" in lines[-1] and "notebook/" in lines[-1], name(page)
 
 
 def test_the_page_of_language_models_is_short():
