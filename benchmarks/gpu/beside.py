@@ -233,7 +233,8 @@ def main(
         try:
             watch(command, file, options.limit, options.budget + options.limit)
         finally:
-            write(suite, file)
+            if json.loads(file.read_text())["rows"]:
+                write(suite, file)
     else:
         write(suite, file)
 

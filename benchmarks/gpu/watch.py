@@ -16,6 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 BROKEN = 75  # exit status of a process that can do no more on its GPU, and has left the reason in the file
 MOST_PROCESSES = 30
+STARTING = 120.0  # seconds that a process may import and set up for
 Row = dict[str, Any]
 Content = dict[str, Any]
 
@@ -56,14 +57,14 @@ def watch(command: list[str], file: Path, limit: float, most: float) -> None:
 
 def ended(process: subprocess.Popen[bytes], file: Path, limit: float, end: float) -> str | None:
     """Why it did not end well."""
-    seen, changed = 0, time.monotonic()
+    seen, changed, allowed = file.stat().st_mtime_ns, time.monotonic(), max(limit, STARTING)
     try:
         while (status := process.poll()) is None:
             time.sleep(0.1)
             if (stamp := file.stat().st_mtime_ns) != seen:
-                seen, changed = stamp, time.monotonic()
-            if time.monotonic() - changed > limit:
-                return f"no result within {limit:g} s"
+                seen, changed, allowed = stamp, time.monotonic(), limit
+            if time.monotonic() - changed > allowed:
+                return f"no result within {allowed:g} s"
             if time.monotonic() > end:
                 return "the time was up"
         if status == 0:

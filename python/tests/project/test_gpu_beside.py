@@ -1,9 +1,11 @@
 """benchmarks/gpu/beside.py without a GPU: what is found wrong, absent, dead or silent, the page, and the verdicts."""
 
+import importlib
 import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -13,7 +15,7 @@ from repository import ROOT
 
 sys.path.append(str(ROOT))
 
-from benchmarks.gpu import beside_page, conv, delta, goals, mamba2_layer, packages, problem, ssd  # noqa: E402
+from benchmarks.gpu import beside, beside_page, conv, delta, goals, mamba2_layer, packages, problem, ssd  # noqa: E402
 
 # A running sum as the operator of a suite, on the CPU and by a clock that says what a side is to take.
 SUITE = """
@@ -118,24 +120,45 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def run(tmp_path):
+def suite(tmp_path, monkeypatch):
     (tmp_path / "sums_suite.py").write_text(SUITE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield lambda: importlib.import_module("sums_suite")
+    sys.modules.pop("sums_suite", None)
 
-    def call(*options, code=0, **environment):
+
+@pytest.fixture
+def run(suite, tmp_path, monkeypatch):
+    """In this process, without the one that watches: the JSON file and its page."""
+
+    def call(*options, budget=100.0, **environment):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        module, given = suite(), ["--out", str(tmp_path), *options]
+        file = tmp_path / "sums.json"
+        beside.begin(beside.arguments(module.SUITE, "", "", given), file)
+        beside.main(module.SUITE, "", "", module.clock, [*given, "--until", str(time.time() + budget)])
+        content = json.loads(file.read_text())
+        return content, beside_page.page(module.SUITE, content)
+
+    return call
+
+
+@pytest.fixture
+def watched(suite, tmp_path):
+    """By its command: what it ended with, and wrote to stderr."""
+
+    def call(*options, **environment):
         path = os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")])
         command = [sys.executable, "-m", "sums_suite", "--out", str(tmp_path), *options]
         settings = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | environment
-        done = subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True, check=False)
-        assert done.returncode == code, done.stderr
-        if code:
-            return done.stderr, "", done.stderr
-        return json.loads((tmp_path / "sums.json").read_text()), (tmp_path / "sums.md").read_text(), done.stderr
+        return subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True, check=False)
 
     return call
 
 
 def test_rows_verdicts_and_reasons(run):
-    content, page, log = run()
+    content, page = run()
     rows = content["rows"]
     forward = rows["forward, 300, 4 sides"]
     assert forward["sides"]["tfla"]["seconds"] == [1e-3] * 3 and forward["sides"]["slow"]["seconds"] == [3e-3] * 3
@@ -158,33 +181,37 @@ def test_rows_verdicts_and_reasons(run):
         "## Targets: 3 of 6 met",
     ]
     assert [line for line in expected if line not in page] == []
-    assert "forward, 300, 4 sides" in log and "absent: No module" in log
     assert max(len(line) for line in page.splitlines() if not line.startswith(("|", "-"))) <= 130
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [("dies", "ended with SIGABRT"), ("silent", "no result within 8 s"), ("breaks", "illegal access")],
-    ids=["dies", "silent", "breaks"],
-)
-def test_a_side_that_takes_the_process_with_it(run, name, reason):
-    content, page, _ = run("--only", "forward", "--limit", "8", sides=f"tfla {name} slow")
-    sides = content["rows"]["forward, 300, 3 sides"]["sides"]
-    assert sides[name] == {"error": reason} and len(sides["tfla"]["seconds"]) == len(sides["slow"]["seconds"]) == 3
-    assert f"- [1] {name}: {reason}" in page and "Not measured:" in page
+def test_sides_that_take_the_process_with_them(watched, tmp_path):
+    done = watched("--only", "forward", "--limit", "5", "--rounds", "2", sides="tfla dies breaks silent slow")
+    assert done.returncode == 0, done.stderr
+    sides = json.loads((tmp_path / "sums.json").read_text())["rows"]["forward, 300, 5 sides"]["sides"]
+    errors = {name: side["error"] for name, side in sides.items() if "error" in side}
+    assert errors == {"dies": "ended with SIGABRT", "breaks": "illegal access", "silent": "no result within 5 s"}
+    assert sides["tfla"]["seconds"] == [1e-3] * 2 and sides["slow"]["seconds"] == [3e-3] * 2
+    page = (tmp_path / "sums.md").read_text()
+    assert page in done.stdout and "- [1] dies: ended with SIGABRT" in page and "Not measured:" in page
+    assert "forward, 300, 5 sides" in done.stderr and "  breaks: illegal access" in done.stderr
 
 
 def test_rows_that_are_there_are_kept(run):
     run("--only", "forward", "--rounds", "1")
-    first, page, _ = run("--again", "--only", "step", "--without", "slow", "--rounds", "2")
+    first, page = run("--again", "--only", "step", "--without", "slow", "--rounds", "2")
     assert [len(row["sides"]["tfla"]["seconds"]) for row in first["rows"].values()] == [1, 2]
     assert "- training, 300, 4 sides" in page.partition("Not measured:")[2]
-    second, _, _ = run("--only", "step")
+    second, _ = run("--only", "step")
     assert list(second["rows"]) == ["step, 300, 1 sides"]
 
 
+def test_a_side_that_is_left_out(run):
+    content, _ = run("--only", "forward", "--without", "slow", "--rounds", "1")
+    assert list(content["rows"]["forward, 300, 4 sides"]["sides"]) == ["tfla", "wrong", "absent"]
+
+
 def test_arguments_that_cannot_be_made(run):
-    content, page, _ = run("--rounds", "1", no_memory="1")
+    content, page = run("--rounds", "1", no_memory="1")
     assert content["rows"]["forward, 300, 4 sides"]["sides"] == {"tfla": {"error": "no memory"}}
     assert (
         "| forward, 300, 4 sides | at most 0.5 ms | fails | **missed** |" in page
@@ -192,16 +219,21 @@ def test_arguments_that_cannot_be_made(run):
     )
 
 
-def test_nothing_is_begun_when_the_time_is_up(run):
-    content, page, log = run("--budget", "1e-9")
-    assert content["rows"] == {} and "left out, since the time is up: forward" in log
-    assert "## Targets: 0 of 6 met" in page and page.count("| not measured | **open** |") == 6
+def test_nothing_is_begun_when_the_time_is_up(run, capsys):
+    content, page = run(budget=-1.0)
+    assert content["rows"] == {} and page.count("| not measured | **open** |") == 6
+    assert "left out, since the time is up: forward" in capsys.readouterr().err
 
 
-def test_what_is_refused(run, tmp_path):
-    assert "--rounds was 0; it must be above 0" in run("--rounds", "0", code=2)[0]
-    assert f"--peers was {tmp_path}/none, which is no folder" in run("--peers", f"{tmp_path}/none", code=1)[0]
-    assert "the process that measures ended with exit status 1 before it began anything" in run(no_gpu="1", code=1)[0]
+def test_what_is_refused(run, watched, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run("--rounds", "0")
+    assert "--rounds was 0; it must be above 0" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match=f"--peers was {tmp_path}/none, which is no folder"):
+        run("--peers", f"{tmp_path}/none")
+    done = watched(no_gpu="1")
+    assert "the process that measures ended with exit status 1 before it began anything" in done.stderr
+    assert done.returncode == 1 and "no GPU" in done.stderr and not (tmp_path / "sums.md").exists()
 
 
 # ---------------------------------------------------------------- the operators' own suites
@@ -210,7 +242,7 @@ SUITES = (ssd.SUITE, delta.SUITE, conv.SUITE)
 
 
 @pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.name)
-def test_suites(suite):
+def test_suites(suite, capsys):
     cases = suite.cases()
     names = [str(case) for case in cases]
     assert len(set(names)) == len(names)
@@ -223,11 +255,13 @@ def test_suites(suite):
             assert peer in ("", "every peer", *case.problem.sides)
     # A page of nothing: everything is open.
     page = beside_page.page(suite, {"about": {"date": "2000-01-01", "rounds": 3}, "rows": {}})
-    assert f"## Targets: 0 of {sum(len(case.goals) for case in cases)} met" in page
-    help_text = subprocess.run(
-        [sys.executable, "-m", suite.module, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    assert "examples:" in help_text and suite.module in help_text
+    wanted = sum(len(case.goals) for case in cases)
+    assert f"## Targets: 0 of {wanted} met" in page and page.count("| not measured | **open** |") == wanted
+    module = importlib.import_module(suite.module)
+    with pytest.raises(SystemExit):
+        beside.main(suite, module.__doc__, module.EXAMPLES, given=["--help"])
+    words = capsys.readouterr().out
+    assert "examples:" in words and f"  python -m {suite.module} --" in words and "--budget" in words
 
 
 DUAL = ssd.Dual("forward", heads=8, head_dim=16, state=32, groups=2, batch=2, tokens=60)
