@@ -34,8 +34,6 @@ def mamba_ssm(module: str) -> Any:
 
 
 def _import_without_init(package: str) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
-        del sys.modules[name]  # half imported
     found = importlib.util.find_spec(package)
     if found is None or not found.submodule_search_locations:
         raise ImportError(f"No module named {package!r}")
