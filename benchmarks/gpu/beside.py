@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from benchmarks.common.versions import versions
 from benchmarks.gpu.goals import COPIED, OURS, Goal
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from benchmarks.gpu.problem import Problem
 
 PACKAGES = ("torch", "triton", "fla-core", "mamba_ssm", "causal_conv1d", "flashinfer-python", "flash-qla")
+
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -115,17 +119,18 @@ class Run:
         from benchmarks.gpu.problem import prepared
         from benchmarks.gpu.worker import free
 
-        given: dict[str, Any] = {}
-        self.guarded(row, OURS, lambda: given.update(prepared(case.problem, case.problem.draw(self.clock.device))))
+        problem = case.problem
+        given = self.guarded(row, OURS, lambda: prepared(problem, problem.draw(self.clock.device))) or {}
         ready: dict[str, tuple[Callable[[], object], float]] = {}
         for name in case.sides if given else ():
             if name not in self.without and "error" not in row["sides"].get(name, {}):
-                self.guarded(row, name, lambda name=name: ready.update({name: self.ready(case, row, name, given)}))
+                made = self.guarded(row, name, partial(self.ready, case, row, name, given))
+                ready |= {name: made} if made else {}
         for number in range(self.rounds):
             turn = number % max(len(ready), 1)
             for name in (*list(ready)[turn:], *list(ready)[:turn]):
                 if "error" not in row["sides"][name]:
-                    self.guarded(row, name, lambda name=name: self.time(case, row["sides"][name], *ready[name]))
+                    self.guarded(row, name, partial(self.time, case, row["sides"][name], *ready[name]))
         for side in row["sides"].values():
             if "error" in side:
                 side.pop("seconds", None)
@@ -134,13 +139,15 @@ class Run:
         given.clear()
         free()
 
-    def guarded(self, row: Row, name: str, action: Callable[[], object]) -> None:
+    def guarded(self, row: Row, name: str, action: Callable[[], Made]) -> Made | None:
+        """What the action makes, or None and an error of that side."""
         from benchmarks.gpu.worker import usable
 
         row["begun"] = name
         save(self.file, self.content)
+        made = None
         try:
-            action()
+            made = action()
         except Exception as reason:  # a package that is absent, a result that is wrong, memory: the others go on
             error = (str(reason) or type(reason).__name__).strip().splitlines()[0]
             row["sides"].setdefault(name, {})["error"] = error
@@ -149,6 +156,7 @@ class Run:
         save(self.file, self.content)
         if not usable():
             raise SystemExit(BROKEN)
+        return made
 
     def ready(self, case: Case, row: Row, name: str, given: dict[str, Any]) -> tuple[Callable[[], object], float]:
         """Its call, found right and warm, and how long it takes."""

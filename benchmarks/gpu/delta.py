@@ -20,7 +20,7 @@ from benchmarks.gpu.goals import AHEAD, COPY, MICROSECONDS, MILLISECONDS, Goal, 
 from benchmarks.gpu.problem import STATE, Call, Given, Problem
 
 EXAMPLES = """examples:
-  python -m benchmarks.gpu.peers_folder --out peers fla-core einops  once, where there is a network
+  python -m benchmarks.gpu.peers_folder --out peers                  once, where there is a network: 6 MB
   python -m benchmarks.gpu.delta --peers peers --out results         everything
   python -m benchmarks.gpu.delta --peers peers --out results --only step --rounds 1
   python -m benchmarks.gpu.delta --out results --page                the page anew from the JSON file; no GPU
@@ -141,7 +141,8 @@ def fla_step(given: Given) -> Call:
     from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule
 
     token = with_tokens(given)
-    state, checked = token.pop(STATE), []
+    state = token.pop(STATE)
+    checked: list[Tensor] = []
 
     def call() -> Tensor:
         y, after = fused_recurrent_gated_delta_rule(**token, initial_state=state, output_final_state=True, **NORMALIZED)

@@ -20,7 +20,7 @@ from benchmarks.gpu.packages import mamba_ssm
 from benchmarks.gpu.problem import STATE, Call, Given, Problem
 
 EXAMPLES = """examples:
-  python -m benchmarks.gpu.peers_folder --out peers fla-core mamba_ssm einops   once, where there is a network
+  python -m benchmarks.gpu.peers_folder --out peers                  once, where there is a network: 6 MB
   python -m benchmarks.gpu.ssd --peers peers --out results           everything
   python -m benchmarks.gpu.ssd --peers peers --out results --only step --rounds 1
   python -m benchmarks.gpu.ssd --out results --page                  the page anew from the JSON file; no GPU

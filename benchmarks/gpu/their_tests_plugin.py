@@ -80,7 +80,7 @@ class Plugin:
         """A test fails where any of its parts does; it passes by the part that calls it."""
         if report.when != "call" and report.outcome == "passed":
             return
-        entry = {"outcome": report.outcome, "calls": dict(self.now)}
+        entry: dict[str, Any] = {"outcome": report.outcome, "calls": dict(self.now)}
         if report.outcome != "passed":
             entry["why"] = self.last_words(report)
         self.found[report.nodeid] = entry

@@ -185,11 +185,11 @@ def test_rows_verdicts_and_reasons(run):
 
 
 def test_sides_that_take_the_process_with_them(watched, tmp_path):
-    done = watched("--only", "forward", "--limit", "5", "--rounds", "2", sides="tfla dies breaks silent slow")
+    done = watched("--only", "forward", "--limit", "10", "--rounds", "2", sides="tfla dies breaks silent slow")
     assert done.returncode == 0, done.stderr
     sides = json.loads((tmp_path / "sums.json").read_text())["rows"]["forward, 300, 5 sides"]["sides"]
     errors = {name: side["error"] for name, side in sides.items() if "error" in side}
-    assert errors == {"dies": "ended with SIGABRT", "breaks": "illegal access", "silent": "no result within 5 s"}
+    assert errors == {"dies": "ended with SIGABRT", "breaks": "illegal access", "silent": "no result within 10 s"}
     assert sides["tfla"]["seconds"] == [1e-3] * 2 and sides["slow"]["seconds"] == [3e-3] * 2
     page = (tmp_path / "sums.md").read_text()
     assert page in done.stdout and "- [1] dies: ended with SIGABRT" in page and "Not measured:" in page
