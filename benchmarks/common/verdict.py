@@ -19,5 +19,21 @@ class Verdict:
         return "met" if self.met else "open" if self.open else "missed"
 
 
+def at_most(what: str, target: float, reached: float, unit: str) -> Verdict:
+    return Verdict(what, f"at most {target:g} {unit}", f"{reached:.3f} {unit}", reached <= target)
+
+
+def at_least(what: str, target: float, reached: float, unit: str) -> Verdict:
+    return Verdict(what, f"at least {target:g} {unit}", f"{reached:.3f} {unit}", reached >= target)
+
+
+def failed(what: str, target: str) -> Verdict:
+    return Verdict(what, target, "fails", False)
+
+
+def unmeasured(what: str, target: str, why: str) -> Verdict:
+    return Verdict(what, target, why, False, open=True)
+
+
 def as_json(verdicts: list[Verdict]) -> list[dict[str, Any]]:
     return [asdict(verdict) for verdict in verdicts]

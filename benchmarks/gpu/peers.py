@@ -21,6 +21,7 @@ torch._dynamo.config.recompile_limit = 64
 CHUNK = 128  # the paper's choice for its xl_chunk kernels
 REST = 0.6  # seconds, as `tfla bench` rests before its burst
 BURST_CALLS, FEWEST_CALLS = 12, 3
+GRAPH_CALLS = 20  # of a step: a call is too short to be timed alone
 MOST_BURST = 0.25  # seconds: slow calls are repeated less often
 
 Operator = Callable[..., torch.Tensor]  # of q, k, v, i, f
@@ -57,6 +58,20 @@ def burst_seconds(call: Callable[[], object], once: float) -> float:
     torch.cuda.synchronize()
     time.sleep(REST)
     return median(timed(call) for _ in range(calls))
+
+
+def captured(call: Callable[[], object]) -> Callable[[], None]:
+    """GRAPH_CALLS calls, one after the other, in a CUDA graph: what replays them."""
+    with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+        for _ in range(3):
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        for _ in range(GRAPH_CALLS):
+            call()
+    replay: Callable[[], None] = graph.replay
+    return replay
 
 
 @dataclass(frozen=True)
@@ -181,15 +196,6 @@ def step_seconds(batch: int, min_time: float, heads: int = 8, dqk: int = 256, dh
     bf16 = torch.bfloat16
     tokens = [tensor(dqk, dtype=bf16), tensor(dqk, dtype=bf16), tensor(dhv, dtype=bf16), tensor(1), tensor(1)]
     state = [tensor(dqk, dhv), tensor(dqk), tensor(1)]
-    stream = torch.cuda.Stream()
-    with torch.no_grad(), torch.cuda.stream(stream):
-        for _ in range(3):
-            step(*tokens, *state)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    calls = 20
-    with torch.no_grad(), torch.cuda.graph(graph):
-        for _ in range(calls):
-            step(*tokens, *state)
-    warm_up(graph.replay)
-    return sustained_seconds(graph.replay, min_time) / calls
+    replay = captured(lambda: step(*tokens, *state))
+    warm_up(replay)
+    return sustained_seconds(replay, min_time) / GRAPH_CALLS

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.common.verdict import Verdict
+from benchmarks.common.verdict import Verdict, at_most, failed
 from benchmarks.gpu import parts as gpu_parts
 from benchmarks.gpu.parts import own
 from benchmarks.gpu.peer_process import TOO_LATE
@@ -34,14 +34,6 @@ FASTER_DIMS = (64, 128, 256)  # than every peer; at the other dimensions of the 
 FASTER_THAN_ATTENTION = {"forward": 2048, "training": 1024}  # from this length on
 STEP_MICROSECONDS = {1: 5.0}
 STEP_TERABYTES = {64: 3.9, 256: 3.9}
-
-
-def at_most(what: str, target: float, reached: float, unit: str) -> Verdict:
-    return Verdict(what, f"at most {target:g} {unit}", f"{reached:.3f} {unit}", reached <= target)
-
-
-def failed(what: str, target: str) -> Verdict:
-    return Verdict(what, target, "fails", False)
 
 
 def of_every_length(verdict: Verdict, measured: Iterable[int]) -> Verdict:
