@@ -1,4 +1,4 @@
-"""What the corpus consists of: kinds of files by their folders and names, and the Debian packages that are fetched for it."""
+"""What the corpus consists of: kinds of files by folder and name, and the Debian packages that are fetched for it."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class Kind:
 
 
 KINDS = (
-    Kind("documentation", ("usr/share/doc",), r".*\.(txt|html?|rst|md|pod|tex|texi)|README.*|NEWS.*|FAQ.*|TODO.*", 80),
-    Kind("manuals", ("usr/share/man",), r".*\.[1-9][a-z]*", 20),
+    Kind("documentation", ("usr/share/doc",), r".*\.(txt|html?|rst|md|pod|tex|texi)|README.*|NEWS.*|FAQ.*|TODO.*", 55),
+    Kind("manuals", ("usr/share/man",), r".*\.[1-9][a-z]*", 15),
     Kind("python", ("usr/lib/python3", "usr/lib/python3.11", "usr/share/doc"), r".*\.py", 30, code=True),
     Kind(
         "c", ("usr/include", "usr/lib/gcc", "usr/lib/llvm-14", "usr/share/doc"),
-        r".*\.(h|hh|hpp|c|cc|cpp|cxx|inc|tcc)", 45, code=True,
+        r".*\.(h|hh|hpp|c|cc|cpp|cxx|inc|tcc)", 33, code=True,
     ),
     Kind(
         "scripts", ("usr/share/perl", "usr/share/perl5", "usr/share/cmake-3.25", "usr/share/vim", "usr/share/doc"),
-        r".*\.(pm|pl|pod|cmake|vim|sh|awk|tcl|lua)", 25, code=True,
+        r".*\.(pm|pl|pod|cmake|vim|sh|awk|tcl|lua)", 16, code=True,
     ),
 )  # fmt: skip
 

@@ -12,11 +12,15 @@ import numpy as np
 
 from benchmarks.lm.corpus import collect, kinds, pack
 from benchmarks.lm.corpus.collect import Say
+from benchmarks.lm.corpus.repeats import digest
 from tfla.lm.data import Dataset
 from tfla.lm.data.prepare import Source, is_validation, prepare
+from tfla.lm.data.tokenizer import TokenizerFile
 
 VOCABULARY = 16384
 VALIDATION = 0.02
+SAMPLE = 8
+TOKENIZER = "tokenizer.json"
 
 
 def _documents(work: Path, wanted: tuple[kinds.Kind, ...]) -> Iterator[tuple[str, str]]:
@@ -25,6 +29,13 @@ def _documents(work: Path, wanted: tuple[kinds.Kind, ...]) -> Iterator[tuple[str
         with (work / "text" / f"{name}.jsonl").open() as lines:
             for line in lines:
                 yield name, json.loads(line)["text"]
+
+
+def _sample(work: Path, wanted: tuple[kinds.Kind, ...], part: float) -> Iterator[str]:
+    """What the tokenizer learns from: as many documents of every kind, by a hash, and none that are held out."""
+    for _, text in _documents(work, wanted):
+        if digest(text) // 2**32 % SAMPLE == 0 and not is_validation(text, part):
+            yield text
 
 
 def tokens_by_kind(dataset: Path, work: Path, wanted: tuple[kinds.Kind, ...], part: float) -> dict[str, dict[str, int]]:
@@ -57,10 +68,13 @@ def make(
     versions = collect.fetch(packages, work / "packages", say)
     collected = collect.collect([*roots, *(work / "packages" / name for name in versions)], work, say, wanted)
     dataset, packed = work / "dataset", work / "corpus.tar.xz"
+    if not (work / TOKENIZER).exists():
+        say(f"a byte-level BPE of {vocabulary} tokens, from one document in {SAMPLE}")
+        TokenizerFile.train(_sample(work, wanted, validation), vocabulary).save(work)
     if not dataset.exists():
-        say(f"a byte-level BPE of {vocabulary} tokens, and all text through it")
+        say("all text through it")
         texts = [work / "text" / f"{name}.jsonl" for name in sorted(collected)]
-        prepare(Source(texts), dataset, train_tokenizer=vocabulary, validation=validation)
+        prepare(Source(texts), dataset, tokenizer=work / TOKENIZER, validation=validation)
         packed.unlink(missing_ok=True)
     if not packed.exists():
         say("packing")
@@ -84,5 +98,5 @@ def clear(work: Path) -> None:
     """Everything but the packages, which are fetched again only where they are gone."""
     for name in ("text", "dataset"):
         shutil.rmtree(work / name, ignore_errors=True)
-    for name in ("corpus.tar.xz", pack.MANIFEST):
+    for name in ("corpus.tar.xz", pack.MANIFEST, TOKENIZER):
         (work / name).unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 MANIFEST = "corpus.json"
 # Two bytes a token: positions and contexts of the coder go by pairs.
-FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 2**27, "lc": 2, "lp": 1, "pb": 1}]
+FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 7, "dict_size": 2**26, "lc": 2, "lp": 1, "pb": 1}]
 
 
 def sha256(file: Path) -> str:

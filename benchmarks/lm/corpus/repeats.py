@@ -1,4 +1,4 @@
-"""Text that occurs twice: whole documents, and blocks of lines that differ in spaces, comment signs or numbers alone."""
+"""Text that occurs twice: documents, and blocks of lines that differ in spaces, comment signs or numbers alone."""
 
 from __future__ import annotations
 

@@ -1,203 +1,263 @@
-"""docs/experiments/language_models.md and its plots, from the JSON of experiments.py."""
+"""docs/experiments/language_models.md, from results: every number of it, and the sentences of what follows."""
 
 from __future__ import annotations
 
 import json
 import math
-import statistics
-from pathlib import Path
 from typing import Any
 
-TARGETS = {  # of the step time at 1.4b: how many times that of tfla exp
-    "xlstm": ("published xlstm, as it is / tfla exp", 1.25),
-    "xlstm-compiled": ("published xlstm with its blocks under torch.compile / tfla exp", 1.25),
-    "transformer": ("Transformer / tfla exp", 1.3),
-}
-LABELS = {"exp": "mLSTMexp", "sigmoid": "mLSTMsig", "transformer": "Transformer", "xlstm": "published xlstm"}
+from benchmarks.lm.experiments import recall_page, step_page, tables
+from benchmarks.lm.experiments.common import LABELS
+from benchmarks.lm.experiments.curves import SPIKE, WINDOW
+from benchmarks.lm.experiments.judgement import beside, difference, grid, heading, sentence, spread
+from benchmarks.lm.experiments.results import Results
+from benchmarks.lm.experiments.tables import Run
+
+Found = list[tuple[Run, dict[str, Any]]]
 
 
-def smooth(values: list[float], width: int) -> list[float]:
-    """Mean over the last `width` values."""
-    return [statistics.fmean(values[max(0, j + 1 - width) : j + 1]) for j in range(len(values))]
+def by_seed(found: Found, key: str) -> dict[str, dict[int, float]]:
+    """The value of a key by model and seed, of runs that have one."""
+    values: dict[str, dict[int, float]] = {}
+    for run, result in found:
+        if result.get(key) is not None:
+            values.setdefault(run.model, {})[run.seed] = result[key]
+    return values
 
 
-def spikes(norms: list[float], skip: int) -> dict[str, float]:
-    """After warm-up: the largest gradient norm, the median, and how often three times the median is passed."""
-    late = norms[skip:]
-    middle = statistics.median(late)
-    return {"median": middle, "largest": max(late), "spikes": sum(norm > 3 * middle for norm in late)}
-
-
-def heading(part: dict[str, Any]) -> str:
-    given = part["about"]
-    packages = ", ".join(f"{name} {number}" for name, number in given["packages"].items() if number != "not installed")
-    commands = ", ".join(f"`{command}`" for command in part["commands"])
-    return f"{given['gpu']}, {given['date']}, Python {given['python']}, {packages}. {commands}"
-
-
-def gates_section(part: dict[str, Any], out: Path, pyplot: Any) -> list[str]:
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4))
-    rows = []
-    for name, run in part["runs"].items():
-        kind, _, seed = name.partition(", ")
-        style = {"color": f"C{list(LABELS).index(kind)}", "linestyle": "-" if seed == "seed 0" else "--"}
-        tokens = [run["tokens"] * (j + 1) / len(run["loss"]) / 1e6 for j in range(len(run["loss"]))]
-        left.plot(tokens, smooth(run["loss"], 20), label=f"{LABELS[kind]}, {seed}", **style)
-        if run["input_gate_max"][0] is not None:
-            right.plot(tokens, run["input_gate_max"], label=f"{LABELS[kind]}, {seed}", **style)
-        perplexity = "" if run["validation_perplexity"] is None else f"{run['validation_perplexity']:.3f}"
-        mfu = "" if run["mfu"] is None else f"{100 * run['mfu']:.0f} %"
-        rows.append(
-            f"| {LABELS[kind]} | {seed.removeprefix('seed ')} | {run['tokens'] / 1e6:.1f} M | {perplexity} "
-            f"| {run['failed'] or ''} | {run['tokens_per_second']:,.0f} | {mfu} |"
-        )
-    left.set(xlabel="million tokens", ylabel="training loss, mean of 20 steps", ylim=(None, 6))
-    right.set(xlabel="million tokens", ylabel="largest input gate pre-activation")
-    for axes in (left, right):
-        axes.legend()
-    figure.tight_layout()
-    figure.savefig(out / "gates.png", dpi=110)
-    first = next(iter(part["runs"].values()))["recipe"]
-    lines = [
-        "## mLSTMexp, mLSTMsig and the Transformer",
-        "",
-        heading(part),
-        "",
-        f"The paper's {part['size']} shape on Python sources (BPE), {first['steps']} steps of {first['batch']} x "
-        f"{first['context']} tokens, peak rate {first['lr']:g}; same tokens in the same order for the same seed.",
-        "",
-        "| model | seed | tokens | validation perplexity | failed | tokens/s | MFU |",
-        "|---|---|---|---|---|---|---|",
-        *rows,
-        "",
-        "![loss and gate over training](gates.png)",
-        "",
-    ]
-    return [*lines, *verdict(part)]
-
-
-def verdict(part: dict[str, Any]) -> list[str]:
-    """The claim under test: the distance of the two gates, beside that of two seeds of one gate."""
-    by_gate: dict[str, list[float]] = {"exp": [], "sigmoid": []}
-    for name, run in part["runs"].items():
-        kind = name.partition(", ")[0]
-        if kind in by_gate and run["validation_loss"] is not None:
-            by_gate[kind].append(run["validation_loss"])
-    if not all(by_gate.values()):
-        return []
-    distance = statistics.fmean(by_gate["sigmoid"]) - statistics.fmean(by_gate["exp"])
-    seeds = [max(losses) - min(losses) for losses in by_gate.values() if len(losses) > 1]
-    text = f"Validation loss of mLSTMsig minus that of mLSTMexp: {distance:+.4f} nats "
-    text += f"({100 * math.expm1(distance):+.2f} % in perplexity)."
-    if seeds:
-        text += f" Two seeds of one gate differ by up to {max(seeds):.4f}."
-    return [text, ""]
-
-
-def ablations_section(part: dict[str, Any], out: Path, pyplot: Any) -> list[str]:
-    figure, panels = pyplot.subplots(2, 2, figsize=(11, 7), sharex=True)
-    rows = []
-    for name, run in part["runs"].items():
-        gate, bias, eps = name.split(", ")
-        found = spikes(run["gradient_norm"], run["recipe"]["warmup"])
-        loss = "" if run["validation_loss"] is None else f"{run['validation_loss']:.4f}"
-        rows.append(
-            f"| {LABELS[gate]} | {bias.removeprefix('bias ')} | {eps.removeprefix('eps ')} | {loss} "
-            f"| {run['failed'] or ''} | {found['median']:.2f} | {found['largest']:.2f} | {found['spikes']} |"
-        )
-        if eps == "eps 1e-06":
-            column = 0 if gate == "exp" else 1
-            panels[0][column].plot(smooth(run["loss"], 10), label=bias)
-            panels[1][column].semilogy(run["gradient_norm"], label=bias, linewidth=0.8)
-    for column, gate in enumerate(("exp", "sigmoid")):
-        panels[0][column].set(
-            title=f"{LABELS[gate]}, eps 1e-6", ylabel="training loss, mean of 10 steps", ylim=(None, 7)
-        )
-        panels[1][column].set(xlabel="step", ylabel="gradient norm")
-        panels[0][column].legend()
-    figure.tight_layout()
-    figure.savefig(out / "ablations.png", dpi=110)
-    first = next(iter(part["runs"].values()))["recipe"]
-    shape = ", ".join(f"{name} {value}" for name, value in part["model"].items())
-    return [
-        "## Input gate bias and norm eps",
-        "",
-        heading(part),
-        "",
-        f"{shape}, {first['steps']} steps of {first['batch']} x {first['context']} tokens, peak rate {first['lr']:g}. "
-        "eps: of the norm after the cell. A spike is a gradient norm (before clipping) above three times the run's "
-        "median after warm-up.",
-        "",
-        "| model | input gate bias | eps | validation loss | failed | median norm | largest | spikes |",
-        "|---|---|---|---|---|---|---|---|",
-        *rows,
-        "",
-        "![loss and gradient norm](ablations.png)",
-        "",
-    ]
-
-
-def steps_section(part: dict[str, Any]) -> list[str]:
-    from benchmarks.lm.step_time import table
-
-    rows = [row for size in part["runs"].values() for row in size]
-    lines = ["## Time of a training step", "", heading(part), "", table(rows), ""]
-    remedies = {
-        "not_compiled": "without torch.compile",
-        "not_optimized": "without LLVM's optimization of Triton kernels (DISABLE_LLVM_OPT=1)",
+def setting(found: Found) -> list[str]:
+    """Device and lengths of a table, and what is missing of it."""
+    run, result = found[0]
+    devices = sorted({other["about"]["device"] for _, other in found})
+    dates = sorted({other["about"]["date"] for _, other in found})
+    about = {
+        **result["about"],
+        "device": " and ".join(devices),
+        "date": " to ".join(dict.fromkeys((dates[0], dates[-1]))),
     }
-    notes = [
-        f"{row['size']} {row['model']} ran {words}: {row[key]}"
-        for row in rows
-        for key, words in remedies.items()
-        if key in row and "failed" not in row
-    ]
-    notes += [f"{row['size']} Transformer: attention {row['attention']}" for row in rows if row.get("attention")]
-    lines += [f"- {note}" for note in notes]
-    if notes:
-        lines.append("")
-    for name, rows in part["runs"].items():
-        if name.startswith("1.4b,"):
-            lines += targets(name, {row["model"]: row for row in rows if "milliseconds" in row})
-    return lines
+    missing = len(tables.runs(run.table)) - len(found)
+    text = (
+        f"{result['steps']:,} steps of {result['batch']} x {result['context']} tokens on "
+        f"{result['data'].get('text', 'the corpus')}; the same tokens in the same order for the same seed."
+    )
+    if missing:
+        text += f" {missing} of {missing + len(found)} runs are not done yet."
+    return [heading(about, [f"python -m benchmarks.lm.experiments run {run.table}"]), "", text, ""]
 
 
-def targets(name: str, large: dict[str, dict[str, Any]]) -> list[str]:
-    if "exp" not in large:
+def sweep_section(size: str, results: Results) -> list[str]:
+    found = results.table(f"sweep-{size}")
+    if not found:
         return []
-    ours = large["exp"]
+    best = results.best_rates(size)
+    rates = sorted({run.lr for run, _ in found if run.lr is not None})
+    losses = {(run.model, run.lr): result["validation_loss"] for run, result in found}
     rows = []
-
-    def row(what: str, target: str, measured: str, met: bool) -> None:
-        rows.append(f"| {what} | {target} | {measured} | {'met' if met else '**missed**'} |")
-
-    for peer, (what, target) in TARGETS.items():
-        if peer in large:
-            ratio = large[peer]["milliseconds"] / ours["milliseconds"]
-            row(what, f"at least {target}", f"{ratio:.2f}", ratio >= target)
-    if "sigmoid" in large:
-        ratio = ours["milliseconds"] / large["sigmoid"]["milliseconds"]
-        row("tfla exp / tfla sig", "within 3 %", f"{100 * (ratio - 1):+.1f} %", abs(ratio - 1) <= 0.03)
-    share = ours["kernel_share"]
-    row("kernels' share of the step", "at most 12 %", f"{100 * share:.1f} %", share <= 0.12)
-    return [f"### Targets: {name}", "", "| what | target | measured | verdict |", "|---|---|---|---|", *rows, ""]
+    notes = []
+    for model, label in LABELS.items():
+        cells = []
+        for lr in rates:
+            loss = losses.get((model, lr))
+            text = "failed" if (model, lr) in losses and loss is None else "" if loss is None else f"{loss:.4f}"
+            cells.append(f"**{text}**" if best.get(model) == lr else text)
+        rows.append([label, *cells])
+        if model in best and best[model] in (rates[0], rates[-1]):
+            notes.append(f"The best rate of {label} is the {'least' if best[model] == rates[0] else 'largest'} tried.")
+    head = ["validation loss at peak rate", *(f"{lr:g}" for lr in rates)]
+    return [f"### Learning rates, {size}", "", *setting(found), *grid(head, rows), *_paragraph(notes)]
 
 
-def draw(results: Path, out: Path) -> None:
-    import matplotlib
+def _paragraph(sentences: list[str]) -> list[str]:
+    return [" ".join(sentences), ""] if sentences else []
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
-    content = json.loads(results.read_text())
-    out.mkdir(parents=True, exist_ok=True)
-    lines = ["# Language model experiments", "", "Written by `python -m benchmarks.lm.experiments --draw`.", ""]
-    if "gates" in content:
-        lines += gates_section(content["gates"], out, pyplot)
-    if "ablations" in content:
-        lines += ablations_section(content["ablations"], out, pyplot)
-    if "steps" in content:
-        lines += steps_section(content["steps"])
-    (out / "language_models.md").write_text("\n".join(lines))
-    (out / "language_models.json").write_text(json.dumps(content) + "\n")
-    print(f"written {out / 'language_models.md'}")
+def _each(sentences: list[str]) -> list[str]:
+    return [line for text in sentences for line in (f"- {text}",)] + ([""] if sentences else [])
+
+
+def compare_section(table: str, title: str, results: Results) -> list[str]:
+    found = results.table(table)
+    if not found:
+        return []
+    models = [model for model in LABELS if any(run.model == model for run, _ in found)]
+    rows = []
+    for model in models:
+        mine = [(run, result) for run, result in found if run.model == model]
+        good = [result for _, result in mine if result["validation_loss"] is not None]
+        rates = sorted({result["tokens_per_second"] for _, result in mine})
+        rows.append([
+            LABELS[model], len(mine), ", ".join(f"{lr:g}" for lr in sorted({result["lr"] for _, result in mine})),
+            f"{mine[0][1]['tokens'] / 1e6:.1f} M", spread([result["validation_loss"] for result in good], 4),
+            spread([math.exp(result["validation_loss"]) for result in good], 3),
+            spread([result["norm_median"] for result in good], 3), f"{max(r['norm_largest'] for _, r in mine):.2f}",
+            " + ".join(str(result["spikes"]) for _, result in mine), len(mine) - len(good),
+            f"{rates[len(rates) // 2]:,.0f}",
+        ])  # fmt: skip
+    head = ["model", "seeds", "rate", "tokens", "validation loss", "perplexity", "median norm", "largest", "spikes",
+            "failed", "tokens/s"]  # fmt: skip
+    about = (
+        f"± is the deviation over seeds. Norms are of gradients before clipping; a spike is one above {SPIKE:g} times "
+        f"the median of the {WINDOW} steps before, after warm-up, counted seed by seed."
+    )
+    lines = [f"## {title}", "", *setting(found), *grid(head, rows), about, "", f"![loss and norms]({table}.png)", ""]
+    lines += _each(follows(found))
+    return [*lines, *gates_table(found), *positions_table(table, found)]
+
+
+def follows(found: Found, key: str = "validation_loss", what: str = "Validation loss") -> list[str]:
+    """mLSTMsig against mLSTMexp in pairs of seeds; the Transformer beside them."""
+    values = by_seed(found, key)
+    sentences = []
+    if "sigmoid" in values and "exp" in values:
+        gap = difference(values["sigmoid"], values["exp"])
+        if gap is not None:
+            sentences.append(sentence(LABELS["sigmoid"], LABELS["exp"], gap, what, " nats"))
+    if "transformer" in values:
+        others = {LABELS[model]: list(values[model].values()) for model in ("exp", "sigmoid") if model in values}
+        (value, *_) = values["transformer"].values()
+        sentences += beside(LABELS["transformer"], value, others, " nats")
+    return sentences
+
+
+def gates_table(found: Found) -> list[str]:
+    """Pre-activations of a seed, layer by layer."""
+    rows = []
+    for run, result in found:
+        if run.seed == 0 and result.get("gates"):
+            for name, layers in result["gates"].items():
+                cells = [f"{layer['mean']:.1f} ± {layer['deviation']:.1f}" for layer in layers]
+                extremes = f"{min(x['least'] for x in layers):.1f} to {max(x['largest'] for x in layers):.1f}"
+                rows.append([LABELS[run.model], name, extremes, *cells])
+    if not rows:
+        return []
+    layers = range(1, len(max(rows, key=len)) - 2)
+    text = "Gate pre-activations after the soft cap on validation text, seed 0: mean ± deviation over tokens and heads."
+    return [text, "", *grid(["model", "gate", "range", *(f"layer {n}" for n in layers)], rows)]
+
+
+def positions_table(table: str, found: Found) -> list[str]:
+    """Loss at multiples of the training context: the last quarter of each."""
+    having = [(run, result) for run, result in found if result.get("positions")]
+    if not having:
+        return []
+    first = having[0][1]["positions"]
+    multiples = (1, 2, 4, 8)
+    rows, last = [], {}
+    for model, label in LABELS.items():
+        mine = {run.seed: result["positions"]["loss"] for run, result in having if run.model == model}
+        if mine:
+            values = {n: [loss[4 * n - 1] for loss in mine.values()] for n in multiples}
+            rows.append([label, len(mine), *(spread(values[n], 4) for n in multiples)])
+            last[model] = {seed: loss[4 * 8 - 1] - loss[3] for seed, loss in mine.items()}
+    text = (
+        f"Loss on {first['rows']} stretches of {8 * first['context']:,} tokens of held-out documents, each from an "
+        f"empty state: mean of the last {first['tokens_per_bin']} tokens of 1, 2, 4 and 8 training contexts."
+    )
+    head = ["model", "seeds", *(f"{n} x {first['context']}" for n in multiples)]
+    notes = []
+    if "sigmoid" in last and "exp" in last and (gap := difference(last["sigmoid"], last["exp"])) is not None:
+        notes.append(sentence(LABELS["sigmoid"], LABELS["exp"], gap, "Rise of loss from 1 to 8 contexts", " nats"))
+    if "transformer" in last:
+        (rise, *_) = last["transformer"].values()
+        others = {LABELS[model]: list(last[model].values()) for model in ("exp", "sigmoid") if model in last}
+        notes += [f"The same rise: {text}" for text in beside(LABELS["transformer"], rise, others, " nats")]
+    title = f"### Length extrapolation, {having[0][0].size}"
+    return [title, "", text, "", *grid(head, rows), f"![loss over position]({table}-positions.png)", "", *_each(notes)]
+
+
+def ablations_section(table: str, title: str, results: Results) -> list[str]:
+    found = results.table(table)
+    if not found:
+        return []
+    groups: dict[tuple[str, float, float], Found] = {}
+    for run, result in found:
+        key = (run.model, run.changes["input_gate_bias"], run.changes["cell_norm_eps"])
+        groups.setdefault(key, []).append((run, result))
+    rows = []
+    for (model, bias, eps), mine in groups.items():
+        good = [result for _, result in mine if result["validation_loss"] is not None]
+        rows.append([
+            LABELS[model], f"{bias:g}", f"{eps:g}", len(mine), spread([r["validation_loss"] for r in good], 4),
+            len(mine) - len(good), spread([r["norm_median"] for _, r in mine], 2),
+            f"{max(r['norm_largest'] for _, r in mine):.2f}", " + ".join(str(r["spikes"]) for _, r in mine),
+        ])  # fmt: skip
+    head = ["model", "input gate bias", "eps", "seeds", "validation loss", "failed", "median norm", "largest", "spikes"]
+    text = "eps: of the norm after the cell. Norms and spikes as above."
+    notes = _ablation_follows(groups)
+    return [f"## {title}", "", *setting(found), text, "", *grid(head, rows), f"![loss]({table}.png)", "", *_each(notes)]
+
+
+def _ablation_follows(groups: dict[tuple[str, float, float], Found]) -> list[str]:
+    """Of every gate: the best of its settings against the paper's bias of -10 and eps of 1e-6."""
+    notes = []
+    for model, label in (("exp", LABELS["exp"]), ("sigmoid", LABELS["sigmoid"])):
+        losses = {
+            (bias, eps): {run.seed: r["validation_loss"] for run, r in mine if r["validation_loss"] is not None}
+            for (owner, bias, eps), mine in groups.items()
+            if owner == model
+        }
+        paper = losses.get((-10.0, 1e-6))
+        shown = []
+        for (bias, eps), values in losses.items():
+            gap = difference(values, paper) if paper and (bias, eps) != (-10.0, 1e-6) else None
+            if gap is not None and gap.shown:
+                shown.append(f"bias {bias:g} with eps {eps:g} {gap.mean:+.4f} ± {gap.margin:.4f}")
+        if not paper:
+            continue
+        if max(map(len, losses.values())) < 2:
+            notes.append(f"{label}: one seed of each setting; nothing follows, as one seed has no spread.")
+        elif shown:
+            notes.append(
+                f"{label}: against bias -10 with eps 1e-06 these differ, in nats with their 95 % intervals: "
+                f"{'; '.join(shown)}. The others' intervals hold 0. Of {len(losses) - 1} such comparisons one in "
+                "twenty excludes 0 by chance."
+            )
+        else:
+            notes.append(f"{label}: no setting differs from bias -10 with eps 1e-06: all 95 % intervals hold 0.")
+    return notes
+
+
+def corpus_section(manifest: dict[str, Any]) -> list[str]:
+    tokens, kinds = manifest["tokens"], manifest["kinds"]
+    rows = [
+        [name, f"{part['documents']:,}", f"{part['bytes'] / 1e6:.1f} MB", f"{part['tokens']['train'] / 1e6:.2f} M",
+         f"{part['tokens']['validation'] / 1e6:.3f} M"]
+        for name, part in kinds.items()
+    ]  # fmt: skip
+    reasons: dict[str, int] = {}
+    for part in kinds.values():
+        for reason, count in part["left_out"].items():
+            reasons[reason] = reasons.get(reason, 0) + count
+    repeated = reasons.pop("bytes of repeated blocks", 0)
+    lost = ", ".join(f"{count:,} {reason}" for reason, count in sorted(reasons.items(), key=lambda item: -item[1]))
+    total = sum(tokens.values()) / 1e6
+    text = (
+        f"{total:.1f} M distinct tokens of a byte-level BPE with {manifest['vocab']:,}: documentation, manuals and "
+        f"sources of Debian packages, {len(manifest['packages'])} of them fetched for it. Made by `python -m "
+        f"benchmarks.lm.corpus make`; fingerprint {manifest['fingerprint']}, packed "
+        f"{manifest['packed']['bytes'] / 1e6:.1f} MB. Documents are held out by a hash of their text. Left out: files "
+        f"that are {lost}; and {repeated / 1e6:.1f} MB of blocks of lines that occur before (but for spaces, comment "
+        "signs and numbers) or hold a licence."
+    )
+    head = ["kind", "documents", "text", "training tokens", "held out"]
+    return ["## The corpus", "", text, "", *grid(head, rows)]
+
+
+def page(results: Results) -> str:
+    lines = ["# Language model experiments", ""]
+    lines += ["`python -m benchmarks.lm.experiments draw` writes this page; `make experiments` lists the runs.", ""]
+    manifest = results.folder / "corpus.json"
+    if manifest.exists():
+        lines += corpus_section(json.loads(manifest.read_text()))
+    for size in ("160m", "40m"):
+        lines += compare_section(f"compare-{size}", f"mLSTMexp, mLSTMsig and the Transformer, {size}", results)
+        lines += sweep_section(size, results)
+    lines += ablations_section("ablations", "Input gate bias and norm eps", results)
+    lines += recall_page.section(results.folder)
+    lines += compare_section("short-160m", "200 steps of the 160m shape", results)
+    lines += ablations_section("short-ablations", "Input gate bias and norm eps, 150 steps", results)
+    steps = results.folder / "steps.json"
+    if steps.exists():
+        part = json.loads(steps.read_text())
+        lines += step_page.section(part, heading(part["about"], part["commands"]))
+    return "\n".join(lines).rstrip("\n") + "\n"

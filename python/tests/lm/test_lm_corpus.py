@@ -1,4 +1,4 @@
-"""benchmarks/lm/corpus on a small tree of made-up files: what is left out, what counts twice, and that it is repeatable."""
+"""benchmarks/lm/corpus on a tree of made-up files: what is left out, what counts twice, and that it is repeatable."""
 
 import gzip
 import json
@@ -163,7 +163,7 @@ def test_a_kind_ends_at_its_size(tree, tmp_path):
 
 def test_packages_are_fetched_once_and_not_installed(tmp_path, monkeypatch):
     programs = {
-        "apt-get": 'case $3 in absent) echo "E: Unable to locate package absent" >&2; exit 100;; esac; echo x >$3_1.deb',
+        "apt-get": 'case $3 in absent) echo "E: Unable to locate absent" >&2; exit 100;; esac; echo x >$3_1.deb',
         "dpkg-deb": 'case $1 in -x) mkdir -p "$3/usr"; cp "$2" "$3/usr/file";; -f) echo 1.0-2;; esac',
     }
     for name, body in programs.items():
