@@ -45,7 +45,8 @@ def _run(options: argparse.Namespace) -> None:
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     runs = [run for table in options.tables for run in tables.runs(table)]
     place = runner.Place(options.data, options.scratch, device)
-    left = runner.work(runs, Results(options.results), place, options.budget)
+    found = Results(options.results, common.OUT / "results")  # whose rates and sweeps count on every machine
+    left = runner.work(runs, found, place, options.budget)
     common.say(f"{len(left)} of {len(runs)} runs are left")
 
 

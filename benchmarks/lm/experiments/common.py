@@ -31,7 +31,8 @@ def processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def about(device: str) -> dict[str, Any]:
+def about(device: str, *packages: str) -> dict[str, Any]:
+    """Where and with what a result was measured; packages: others that took part."""
     import torch
 
     import tfla
@@ -41,7 +42,7 @@ def about(device: str) -> dict[str, Any]:
         "device": name,
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
         "python": platform.python_version(),
-        "packages": {"tfla": tfla.__version__} | versions("torch", "triton"),
+        "packages": {"tfla": tfla.__version__} | versions("torch", "triton", *packages),
     }
 
 

@@ -40,21 +40,26 @@ def merge(source: Path, target: Path) -> int:
 
 
 class Results:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    """Written to one folder; what other folders have counts as well, so that a machine's own results stay apart."""
 
-    def path(self, table: str) -> Path:
-        return self.folder / f"{table}{SUFFIX}"
+    def __init__(self, folder: Path, *others: Path) -> None:
+        self.folder, self.others = folder, others
+
+    def _lines(self, table: str) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = {}
+        for folder in (*self.others, self.folder):
+            found |= lines(folder / f"{table}{SUFFIX}")
+        return found
 
     def read(self, run: Run) -> dict[str, Any] | None:
-        return lines(self.path(run.table)).get(run.name)
+        return self._lines(run.table).get(run.name)
 
     def add(self, run: Run, result: dict[str, Any]) -> None:
-        add_line(self.path(run.table), run.name, result)
+        add_line(self.folder / f"{run.table}{SUFFIX}", run.name, result)
 
     def table(self, name: str) -> list[tuple[Run, dict[str, Any]]]:
         """What there is of a table, in its order. Runs on different tokens or of another length are refused."""
-        there = lines(self.path(name))
+        there = self._lines(name)
         found = [(run, there[run.name]) for run in runs(name) if run.name in there]
         for key in ("data", "context", "batch", "steps"):
             values = {json.dumps(result[key]) for _, result in found}

@@ -14,7 +14,7 @@ from benchmarks.lm.experiments.common import about, say, write
 
 def add(path: Path, name: str, rows: list[dict[str, Any]]) -> None:
     content = json.loads(path.read_text()) if path.exists() else {"runs": {}, "commands": []}
-    content["about"] = about("cuda")
+    content["about"] = about("cuda", "xlstm", "mlstm_kernels")
     command = " ".join(["python -m benchmarks.lm.experiments", *sys.argv[1:]])
     if command not in content["commands"]:
         content["commands"].append(command)

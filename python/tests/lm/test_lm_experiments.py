@@ -1,4 +1,4 @@
-"""benchmarks/lm/experiments: runs in pieces, results that merge, what is measured, recall, a page of made-up results."""
+"""benchmarks/lm/experiments: runs in pieces, results that merge, what is measured, recall, pages of made-up results."""
 
 import dataclasses
 import json
@@ -180,6 +180,10 @@ def test_results_of_several_machines_merge(tmp_path):
     assert main(["merge", str(tmp_path / "there"), "--results", str(tmp_path / "here")]) == 0
     assert [result["validation_loss"] for _, result in here.table("quick")] == [0, 1, 2, 3]
     assert results.merge(there.folder, here.folder) == 0
+    both = Results(tmp_path / "new", here.folder)
+    both.add(runs[5], made_up(runs[5], 5))
+    assert [result["validation_loss"] for _, result in both.table("quick")] == [0, 1, 2, 3, 5]
+    assert here.read(runs[5]) is None and both.read(runs[0])["validation_loss"] == 0
     here.add(runs[4], made_up(runs[4], 4, data={"fingerprint": "1"}))
     with pytest.raises(ValueError, match="tfla: results of table quick have data .* cannot be compared"):
         here.table("quick")
