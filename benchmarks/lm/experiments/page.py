@@ -35,10 +35,13 @@ def setting(found: Found) -> list[str]:
         "device": " and ".join(devices),
         "date": " to ".join(dict.fromkeys((dates[0], dates[-1]))),
     }
+    passes = ""
+    if "tokens" in result["data"]:
+        passes = f", {result['tokens'] / result['data']['tokens']:.1f} times its training tokens"
     missing = len(tables.runs(run.table)) - len(found)
     text = (
         f"{result['steps']:,} steps of {result['batch']} x {result['context']} tokens on "
-        f"{result['data'].get('text', 'the corpus')}; the same tokens in the same order for the same seed."
+        f"{result['data'].get('text', 'the corpus')}{passes}; the same tokens in the same order for the same seed."
     )
     if missing:
         text += f" {missing} of {missing + len(found)} runs are not done yet."

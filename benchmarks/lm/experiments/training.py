@@ -9,8 +9,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.lm.experiments import curves, measures
 from benchmarks.lm.experiments.common import about
 from benchmarks.lm.experiments.tables import SIZES, Run
@@ -40,8 +38,6 @@ def train(run: Run, data: Path, lr: float, scratch: Path, device: str, limit: fl
     begin = time.monotonic()
     config, plan = configs(run, training.vocabulary(Dataset(data, "train", run.context)), lr, device)
     directory = scratch / run.table / run.name
-    if plan.compile:
-        torch._dynamo.reset()  # nothing of the run before counts against the limit of recompilations
     how = training.Run(
         directory, log_every=20, save_every=SAVE_EVERY, keep=1, time_limit=limit, tensorboard=False, progress=False,
         device=device,

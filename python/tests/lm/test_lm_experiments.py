@@ -105,10 +105,11 @@ def made_up(run, loss, **changes):
     }  # fmt: skip
     gate = [{"mean": -1.25, "deviation": 0.5, "least": -9.0, "largest": 3.0}] * 2
     return {
-        "about": ABOUT, "data": {"fingerprint": "0"}, "lr": run.lr or 3e-3, "steps": run.steps, "context": context,
-        "batch": run.batch, "seed": run.seed, "failed": None, "validation_loss": loss, "curve": curve, "spikes": 1,
-        "norm_median": 1.0, "norm_largest": 2.0, "tokens": run.tokens, "tokens_per_second": 1000.0, "mfu": 0.3,
-        "seconds": run.tokens / 1000.0 + 7, "gates": None if run.model == "transformer" else {"input": gate},
+        "about": ABOUT, "data": {"fingerprint": "0", "tokens": 4e7}, "lr": run.lr or 3e-3, "steps": run.steps,
+        "context": context, "batch": run.batch, "seed": run.seed, "failed": None, "validation_loss": loss,
+        "curve": curve, "spikes": 1, "norm_median": 1.0, "norm_largest": 2.0, "tokens": run.tokens, "mfu": 0.3,
+        "tokens_per_second": 1000.0, "seconds": run.tokens / 1000.0 + 7,
+        "gates": None if run.model == "transformer" else {"input": gate},
         "positions": {"context": context, "rows": 4, "tokens_per_bin": context // 4,
                       "loss": [last + 0.01 * j for j in range(32)]}, **changes,
     }  # fmt: skip
@@ -376,6 +377,7 @@ def fill(folder, gap=0.1):
 def test_the_page_says_what_follows(tmp_path):
     text = page.page(fill(tmp_path))
     assert "| mLSTMexp | 3 | 0.003 | 100.0 M | 3.0500 ± 0.0500 | 21.133 ± 1.056 |" in text
+    assert "3,052 steps of 16 x 2048 tokens on the corpus, 2.5 times its training tokens; the same tokens" in text
     assert "| Transformer | 1 | 0.003 | 100.0 M | 3.5000 | 33.115 |" in text
     assert text.count("It follows that mLSTMexp is better here") == 2  # by validation loss of two sizes
     assert "Validation loss of mLSTMsig minus that of mLSTMexp: +0.1010 nats (95 % interval +0.0985 to +0.1035" in text
