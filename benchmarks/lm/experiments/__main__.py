@@ -99,7 +99,9 @@ def parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", parents=[results])
     run.add_argument("tables", nargs="+", choices=tuple(tables.TABLES), metavar="TABLE")
     run.add_argument("--data", type=Path, required=True, help="the dataset that the corpus has been made into")
-    run.add_argument("--budget", type=float, default=float("inf"), help="seconds; default: until all is done")
+    run.add_argument(
+        "--budget", type=float, default=float("inf"), help="seconds of training; default: until all is done"
+    )
     run.add_argument("--scratch", type=Path, default=common.ROOT / "build" / "runs", help="of checkpoints")
     run.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     run.set_defaults(act=_run)

@@ -26,16 +26,16 @@ from tfla.lm.training.optimizer import learning_rate, make_optimizer
 
 @dataclass(frozen=True)
 class Task:
-    keys: int = 64
-    values: int = 64
-    queries: int = 8
-    trained: tuple[int, ...] = (4, 8, 16)
-    asked: tuple[int, ...] = (4, 8, 16, 32, 48)
+    keys: int = 16
+    values: int = 16
+    queries: int = 16
+    trained: tuple[int, ...] = (2, 4, 8)
+    asked: tuple[int, ...] = (2, 4, 8, 12, 16)
     layers: int = 2
     dim: int = 64
-    heads: int = 2
-    batch: int = 32
-    steps: int = 1000
+    heads: int = 4
+    batch: int = 64
+    steps: int = 2000
     lr: float = 3e-3
     # The paper's input gates begin at -10 and take up next to nothing; its forget gates all begin with long memories,
     # but who binds a value to the key before it needs a short one.
@@ -148,6 +148,7 @@ def work(folder: Path, device: str, budget: float, task: Task = TASK) -> None:
 def listing(folder: Path) -> str:
     left, runs = len(todo(folder)), SEEDS * len(MODELS)
     seconds = [result["seconds"] for result in lines(folder / FILE).values()]
+    longest = f"{max(seconds):,.0f}" if seconds else "?"
     need = "0" if not left else f"{left * max(seconds):,.0f}" if seconds else "?"
-    row = f"{'recall':<20} {runs:>4} {runs - left:>5} {'':>15} {need:>13}  measured seconds"
+    row = f"{'recall':<20} {runs:>4} {runs - left:>5} {'':>15} {longest:>13} {need:>13}  measured seconds"
     return f"{row}\n    associative recall, on a CPU"

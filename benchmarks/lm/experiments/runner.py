@@ -97,20 +97,20 @@ def work(
 
 
 def listing(results: Results) -> str:
-    """Every table with its runs, what is done, and the seconds that the rest takes on a GPU."""
+    """Every table with its runs, what is done, and the seconds on a GPU of the longest run and of all that is left."""
     known = measured(results)
-    rows = ["table                runs  done  million tokens  seconds left  by"]
+    rows = ["table                runs  done  million tokens   longest run  seconds left  by"]
     for name, (about, _) in tables.TABLES.items():
         runs = tables.runs(name)
         done = {run.name for run, _ in results.table(name)}
-        todo = [run for run in runs if run.name not in done]
+        needs = [(run.name in done, estimate(run, known)) for run in runs]
+        longest, left, source = "?", "?", "no measured rate"
+        estimates = [need for _, need in needs if need is not None]
+        if len(estimates) == len(runs):
+            longest = f"{max(need.seconds for need in estimates):,.0f}"
+            left = f"{sum(need.seconds for over, need in needs if need is not None and not over):,.0f}"
+            source = ", ".join(sorted({need.source for need in estimates}))
         tokens = sum(run.tokens for run in runs) / 1e6
-        estimates = [estimate(run, known) for run in todo]
-        if any(need is None for need in estimates):
-            seconds, source = "?", "no measured rate"
-        else:
-            seconds = f"{sum(need.seconds for need in estimates if need is not None):,.0f}"
-            source = ", ".join(sorted({need.source for need in estimates if need is not None}))
-        rows.append(f"{name:<20} {len(runs):>4} {len(runs) - len(todo):>5} {tokens:>15,.1f} {seconds:>13}  {source}")
+        rows.append(f"{name:<20} {len(runs):>4} {len(done):>5} {tokens:>15,.1f} {longest:>13} {left:>13}  {source}")
         rows.append(f"    {about}")
     return "\n".join(rows)

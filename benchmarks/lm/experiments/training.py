@@ -58,14 +58,14 @@ def train(run: Run, data: Path, lr: float, scratch: Path, device: str, limit: fl
         "failed": failed, "validation_loss": None, **curves.reduced(lines, plan.warmup),
     }  # fmt: skip
     if failed is None:
-        result |= judge(directory, data, plan, device)
+        result |= judge(directory, data, plan, device, run.rows)
     # Of a run in one piece, its judgement included; the rest of one that was interrupted says nothing.
     result["seconds"] = round(time.monotonic() - begin, 2) if summary["begun_at"] == 0 else None
     shutil.rmtree(directory)
     return result
 
 
-def judge(directory: Path, data: Path, plan: Recipe, device: str) -> dict[str, Any]:
+def judge(directory: Path, data: Path, plan: Recipe, device: str, rows: int | None) -> dict[str, Any]:
     """Of the last checkpoint, which is too large to travel: what the page says about a trained model."""
     from tfla.lm.evaluate import evaluate
 
@@ -73,7 +73,7 @@ def judge(directory: Path, data: Path, plan: Recipe, device: str) -> dict[str, A
     assert found is not None
     model, _ = load(found, device)
     validation = Dataset(data, "validation", plan.context)
-    result = evaluate(model, validation, batch=plan.batch)
+    result = evaluate(model, validation, batch=plan.batch, max_rows=rows)
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "validation_loss": result.loss, "validation_perplexity": math.exp(result.loss),
