@@ -7,7 +7,7 @@ JOBS := $(shell nproc)
 export TFLA_CUDA ?= AUTO
 
 .DEFAULT_GOAL := help
-.PHONY: help run lm test test-quick wheel wheel-cuda gpu-test gpu-sanitize gpu-bundle bench bench-python paper docs format lint install clean deps mutate release
+.PHONY: help run lm test test-quick wheel wheel-cuda gpu-test gpu-sanitize gpu-bundle bench bench-python paper experiments docs format lint install clean deps mutate release
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +72,12 @@ bench: release  ## time tfla and mlstm_kernels side by side (PyTorch in .venv)
 paper: release  ## every figure of the paper's analysis and docs/paper.md (matplotlib in .venv-paper)
 	@tools/make_venv.sh .venv-paper benchmarks/paper/requirements.txt
 	.venv-paper/bin/python -m benchmarks.paper.make_paper
+
+experiments:  ## list the language model experiments with what is done and the seconds that the rest takes
+	@tools/install_deps.sh build python
+	@tools/make_venv.sh .venv-python python/requirements.txt
+	@tools/build_python.sh .venv-python
+	@PYTHONPATH=python .venv-python/bin/python -m benchmarks.lm.experiments list
 
 bench-python:  ## host time that the Python package adds to a call
 	@tools/install_deps.sh build python

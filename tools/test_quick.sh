@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 slow_tests='^(Documented/|Fuzz\.|cli$|analyse$|scale$|package\.)'
 # Of python/tests: training, other packages and processes, compilers; and what needs a wheel or a GPU.
 slow_python=(benchmarks build_choice compat_compile cuda distributed docs examples huggingface jax_cuda lm_cuda lm_data
-  lm_data_refused lm_benchmarks lm_kinds lm_model lm_recipe lm_run lm_safety lm_scale lm_train lm_use lm_use_refused mutations training_cuda types wheel)
+  lm_data_refused lm_benchmarks lm_corpus lm_experiments lm_experiments_page lm_kinds lm_model lm_recipe lm_run lm_safety lm_scale lm_train lm_use lm_use_refused mutations training_cuda types wheel)
 
 venv=.venv-python
 start=$SECONDS

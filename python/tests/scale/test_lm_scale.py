@@ -96,7 +96,7 @@ def test_presets_are_those_of_tfla_lm(name):
 
 
 def test_measured_times_are_those_of_their_source():
-    experiments = json.loads((ROOT / "docs" / "experiments" / "language_models.json").read_text())["steps"]["runs"]
+    experiments = json.loads((ROOT / "docs" / "experiments" / "results" / "steps.json").read_text())["runs"]
     for setting, rows in experiments.items():
         name, batch = setting.split(", batch ")
         (row,) = (row for row in rows if row["model"] == "exp")
