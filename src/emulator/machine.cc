@@ -18,6 +18,7 @@ constinit thread_local Index gridDim, blockDim;
 namespace {
 
 constexpr std::size_t stack_bytes = 256 * 1024;
+constexpr unsigned warpgroup_warps = 4;
 constexpr unsigned char poison = 0xFF;  // a NaN in every floating-point type
 constexpr unsigned outside_of_shared = 1U << 30;
 thread_local char anchor;  // thread_local variables are as far from it in every thread of the operating system
@@ -74,6 +75,7 @@ class Fibers {
   void make(unsigned threads);
   std::vector<std::unique_ptr<Thread>> threads_;
   std::vector<unsigned> order_;  // of warps
+  int lagging_ = -1;             // a warpgroup of this CTA that rarely gets a turn; -1: none
   unsigned threads_in_use_ = 0;
   const std::function<void()>* kernel_ = nullptr;
 };
@@ -105,6 +107,8 @@ void Fibers::start(Cta& cta, unsigned threads, const std::function<void()>& kern
   order_.resize(cta.warps.size());
   std::iota(order_.begin(), order_.end(), 0U);
   if (cta.random() % 2 != 0) std::shuffle(order_.begin(), order_.end(), cta.random);
+  const auto warpgroups = static_cast<unsigned>(cta.warps.size() + warpgroup_warps - 1) / warpgroup_warps;
+  lagging_ = cta.random() % 2 != 0 ? static_cast<int>(cta.random() % warpgroups) : -1;
   threads_in_use_ = threads;
   for (unsigned t = 0; t < threads; ++t) {
     Thread& thread = *threads_[t];
@@ -128,6 +132,11 @@ bool Fibers::pass(Cta& cta) {
     unsigned ready = 0;
     for (unsigned t = first; t < last; ++t)
       if (!threads_[t]->done && !threads_[t]->blocked()) ready |= 1U << (t - first);
+    constexpr unsigned rarely = 16;
+    if (ready != 0 && static_cast<int>(warp / warpgroup_warps) == lagging_ && cta.random() % rarely != 0) {
+      progress = true;
+      continue;
+    }
     for (unsigned t = first; t < last; ++t) {
       if ((ready >> (t - first) & 1) == 0) continue;
       Thread& thread = *threads_[t];

@@ -246,8 +246,6 @@ struct Chain {
     State c;
     load_state(c);
     Ring<C::slots> ring;
-    Ring<Shared::score_slots> scores;
-    int before = 0;  // slot of the tile before
     if (W == 1) pass_turn(item.tiles > 0);
 #pragma unroll 1
     for (int tile = 0; tile < item.tiles; ++tile) {
@@ -256,19 +254,18 @@ struct Chain {
       arch::wait(shared.full(ring.slot), ring.phase);
       Tokens y, o;
       read_state(c, y, o, slot, tile + 1 == item.tiles);
-      if (tile > 0) release(before);
+      if (tile > 0) release(ring.slot == 0 ? C::slots - 1 : ring.slot - 1);
       subtract_from_values(y, slot, solved);
       arch::products_wait<0>();
       arch::pin(o);
       solve(y, o, c, solved);
       add_to_state(c, y, slot, solved);
+      const auto scores = Ring<Shared::score_slots>::after_steps(tile);
       arch::wait(shared.scored(scores.slot), scores.phase);
       add_scores(o, y, shared.score_slot(scores.slot));
       if (lane.leads()) arch::arrive(shared.taken(scores.slot));
       store_outputs(o, slot, tile);
-      before = ring.slot;
       ring.advance();
-      scores.advance();
     }
     store_state(c);
     if (stores()) arch::wait_stores_read<0>();  // shared memory stays until then
