@@ -34,8 +34,7 @@ unsigned seed_of_launch() {
 
 std::string where(const Thread& thread) {
   const Cta& cta = *thread.cta;
-  return std::string(cta.kernel) + ", CTA " + std::to_string(cta.block.x) + ", thread " +
-         std::to_string(thread.number);
+  return std::string(cta.kernel) + ", CTA " + std::to_string(cta.block.x) + ", thread " + std::to_string(thread.number);
 }
 
 void yield() {
@@ -85,17 +84,16 @@ void Fibers::make(unsigned threads) {
     threads_.push_back(std::make_unique<Thread>());
     Thread* thread = threads_.back().get();
     thread->number = static_cast<unsigned>(threads_.size() - 1);
-    thread->fiber = boost::context::fiber(
-        std::allocator_arg, boost::context::fixedsize_stack(stack_bytes),
-        [this, thread](boost::context::fiber&& scheduler) {
-          thread->scheduler = std::move(scheduler);
-          for (;;) {
-            (*kernel_)();
-            end_thread(*thread->cta, *thread);
-            thread->scheduler = std::move(thread->scheduler).resume();
-          }
-          return std::move(thread->scheduler);
-        });
+    thread->fiber = boost::context::fiber(std::allocator_arg, boost::context::fixedsize_stack(stack_bytes),
+                                          [this, thread](boost::context::fiber&& scheduler) {
+                                            thread->scheduler = std::move(scheduler);
+                                            for (;;) {
+                                              (*kernel_)();
+                                              end_thread(*thread->cta, *thread);
+                                              thread->scheduler = std::move(thread->scheduler).resume();
+                                            }
+                                            return std::move(thread->scheduler);
+                                          });
   }
 }
 

@@ -23,12 +23,9 @@ struct Size {
 struct Dims {
   std::int64_t dqk, dhv;
 };
-const std::vector<Size> sizes = {{2, 2, 2, {}},
-                                 {1, 1, 5, {}},
-                                 {3, 1, 2, {}},
-                                 {1, 2, 2, {0, 60}},
-                                 {1, 1, 4, {0, 20, 20, 21, 50}},
-                                 {1, 1, 3, {0, 1, 40}}};
+const std::vector<Size> sizes = {
+    {2, 2, 2, {}},        {1, 1, 5, {}}, {3, 1, 2, {}}, {1, 2, 2, {0, 60}}, {1, 1, 4, {0, 20, 20, 21, 50}},
+    {1, 1, 3, {0, 1, 40}}};
 const std::vector<Dims> dims = {{64, 64}, {128, 128}, {8, 8}, {96, 192}, {40, 72}, {128, 64}};
 constexpr std::int64_t tokens[] = {65, 64, 1, 130, 63, 200};
 
@@ -73,8 +70,8 @@ std::vector<DeltaCase> pairs() {
   return all;
 }
 
-// Every regime with keys of a length of their own, normalised, and without decay, where nothing wears off that roundings
-// of a repeated key add up to.
+// Every regime with keys of a length of their own, normalised, and without decay, where nothing wears off that
+// roundings of a repeated key add up to.
 std::vector<DeltaCase> regimes() {
   const struct {
     bool normalize;

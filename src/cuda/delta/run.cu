@@ -111,8 +111,7 @@ void run_launch(const Launch& launch, const Call<typename Config<T>::Real>& call
     case DeltaKernel::padding: return launch_padding<T>(call, stream);
     case DeltaKernel::forward: return launch_forward<T>(call, stream);
     case DeltaKernel::solve:
-    case DeltaKernel::forward_on_chip:
-      return run_on_hopper<T>(static_cast<DeltaKernel>(launch.kernel), call, stream);
+    case DeltaKernel::forward_on_chip: return run_on_hopper<T>(static_cast<DeltaKernel>(launch.kernel), call, stream);
     case DeltaKernel::states: return launch_states<T>(call, stream);
     case DeltaKernel::grad_states: return launch_grad_states<T>(call, stream);
     case DeltaKernel::gradients: return launch_gradients<T>(call, stream);

@@ -11,16 +11,16 @@ namespace tfla {
 
 // Launches of a plan for CUDA.
 enum class DeltaKernel : std::uint8_t {
-  norms,        // 1 / |q| and 1 / |k| of every token
-  padding,      // zeros in outputs of tokens that are in no sequence
-  forward,      // residuals, outputs and states, tile by tile
+  norms,            // 1 / |q| and 1 / |k| of every token
+  padding,          // zeros in outputs of tokens that are in no sequence
+  forward,          // residuals, outputs and states, tile by tile
   solve,            // Hopper: the triangular system of every tile, all tiles side by side
   forward_on_chip,  // Hopper: forward from what solve made, with the states in registers
-  states,       // residuals, and the states at the starts of tiles
-  grad_states,  // dX and dV, and the gradients of the states at the ends of tiles, from the last tile to the first
-  gradients,    // dq and dk of every value head, dbeta and dg, all tiles side by side
-  sum_heads,    // dq and dk over the value heads that share them, through the norm
-  sum_tokens,   // dA_log and ddt_bias
+  states,           // residuals, and the states at the starts of tiles
+  grad_states,      // dX and dV, and the gradients of the states at the ends of tiles, from the last tile to the first
+  gradients,        // dq and dk of every value head, dbeta and dg, all tiles side by side
+  sum_heads,        // dq and dk over the value heads that share them, through the norm
+  sum_tokens,       // dA_log and ddt_bias
   step
 };
 [[nodiscard]] const char* name(DeltaKernel kernel);

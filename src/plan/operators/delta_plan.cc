@@ -127,8 +127,8 @@ Work work_of(const DeltaPlan& plan) {
           .square_hv = 4 * squares + made_again * tile};
 }
 
-// The same in products as they run: on the chip what is added to a state is in two terms, and so is what meets a square,
-// the first of which has a second term of its own.
+// The same in products as they run: on the chip what is added to a state is in two terms, and so is what meets a
+// square, the first of which has a second term of its own.
 Work executed(const DeltaPlan& plan, const Work& work) {
   if (!launches(plan, DeltaKernel::forward_on_chip)) return work;
   return {.state = work.state / 3 * 4, .square_qk = work.square_qk, .square_hv = work.square_hv / 2 * 5};

@@ -69,7 +69,8 @@ DType DeltaJudge::stored_as(const std::string& tensor) const {
 //   product of their norms.
 // - dA_log and ddt_bias are sums over all tokens. What is rounded in one place is in the dg of up to 64 tokens of a
 //   tile: eight times as much again.
-// - Hopper's products read operands that are rounded to bfloat16 (docs/cuda/delta.md): h and the state may be off by 6e-3,
+// - Hopper's products read operands that are rounded to bfloat16 (docs/cuda/delta.md): h and the state may be off by
+// 6e-3,
 //   with the rounding of h in it.
 // - normalize_qk takes the part along a row from its gradient, and with a head dimension of 1 all but 1e-6 of it. The
 //   row, the product and the difference are rounded: four times the unit of what is taken.

@@ -29,8 +29,9 @@ struct TokenAxes {
                    columns, box_tokens);
 }
 
-// A map of which every box is zeros; `readable` begins with 16 bytes of a tensor. Boxes that lie outside of a tensor of packed sequences are loaded through it:
-// through the tensor's own map they fault where the memory before the tensor is not mapped (docs/cuda/packed.md).
+// A map of which every box is zeros; `readable` begins with 16 bytes of a tensor. Boxes that lie outside of a tensor of
+// packed sequences are loaded through it: through the tensor's own map they fault where the memory before the tensor is
+// not mapped (docs/cuda/packed.md).
 [[nodiscard]] CUtensorMap nothing_map(const void* readable, int box_tokens);
 
 // [matrices, rows, columns] of 16-bit numbers as (column, row, matrix) in boxes of 64 columns by box_rows; rows beyond

@@ -1,9 +1,11 @@
-// What solve leaves of a tile of one head, and how forward reads it: Z in two terms of bfloat16, then vectors of floats.
+// What solve leaves of a tile of one head, and how forward reads it: Z in two terms of bfloat16, then vectors of
+// floats.
 //
 //   Z = (I + L beta)^-1 L      L_tj = D_tj k_t.k_j for j < t
 //
 // The residuals of a tile are r = X - Z (beta X) with X = V - (qbar K) C. Z is strictly lower: the unit diagonal of the
-// inverse is never rounded. Factors of the norms of q and k are in the vectors, so that Q and K are operands as they are.
+// inverse is never rounded. Factors of the norms of q and k are in the vectors, so that Q and K are operands as they
+// are.
 #pragma once
 
 #include "cuda/arch/shared.cuh"
@@ -35,7 +37,9 @@ inline constexpr unsigned solved_bytes = solved_rows * panel_row_bytes;
 inline constexpr unsigned second_term = panel_bytes;  // from the first term of Z
 static_assert(solved_bytes % panel_alignment == 0);
 
-[[nodiscard]] __host__ __device__ constexpr int first_row(Vector vector) { return 2 * tile_tokens + 2 * static_cast<int>(vector); }
+[[nodiscard]] __host__ __device__ constexpr int first_row(Vector vector) {
+  return 2 * tile_tokens + 2 * static_cast<int>(vector);
+}
 
 // Where the two tokens that a thread has of every eight lie in a vector, but for what is known of them before: rows are
 // swizzled, of odd number and of even number in two ways.

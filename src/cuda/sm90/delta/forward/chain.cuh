@@ -119,13 +119,13 @@ struct Chain {
     arch::products_begin();
 #pragma unroll
     for (int step = 0; step < key_steps; ++step)
-      arch::multiply<T, Major::depth>(y, operand[step],
-                                      arch::tile_at(slot + Shared::k, step / 4 * panel_bytes + step % 4 * 32), step > 0);
+      arch::multiply<T, Major::depth>(
+          y, operand[step], arch::tile_at(slot + Shared::k, step / 4 * panel_bytes + step % 4 * 32), step > 0);
     arch::products_commit();
 #pragma unroll
     for (int step = 0; step < key_steps; ++step)
-      arch::multiply<T, Major::depth>(o, operand[step],
-                                      arch::tile_at(slot + Shared::q, step / 4 * panel_bytes + step % 4 * 32), step > 0);
+      arch::multiply<T, Major::depth>(
+          o, operand[step], arch::tile_at(slot + Shared::q, step / 4 * panel_bytes + step % 4 * 32), step > 0);
     arch::products_commit();
     pass_turn(W == 0 || !last);
     arch::products_wait<1>();

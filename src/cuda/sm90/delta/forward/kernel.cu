@@ -62,8 +62,8 @@ void launch_forward(const DeltaCall& call, cudaStream_t stream) {
   maps.solved = matrix_map(call.scratch.solved, dims.tiles * dims.heads, solved_rows, tile_tokens, solved_rows);
   if constexpr (C::packed) maps.nothing = nothing_map(call.tensors.q.data, tile_tokens);
   const ForwardWork work{(dims.dhv + C::columns - 1) / C::columns};
-  launch_chained("delta forward_on_chip", forward_kernel<C>, dims.sequences * dims.heads * work.column_tiles, C::threads,
-                 static_cast<int>(ForwardShared<C>::bytes), stream, maps, call, work);
+  launch_chained("delta forward_on_chip", forward_kernel<C>, dims.sequences * dims.heads * work.column_tiles,
+                 C::threads, static_cast<int>(ForwardShared<C>::bytes), stream, maps, call, work);
 }
 
 template <int KeyPanels, int Chains>

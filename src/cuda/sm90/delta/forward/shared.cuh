@@ -17,7 +17,13 @@ struct ForwardShared {
 
   static constexpr unsigned scores = C::slots * slot_bytes;
   static constexpr unsigned barriers = scores + score_slots * panel_bytes;
-  enum Place : int { full_at, empty_at = full_at + C::slots, scored_at = empty_at + C::slots, taken_at = scored_at + score_slots, count = taken_at + score_slots };
+  enum Place : int {
+    full_at,
+    empty_at = full_at + C::slots,
+    scored_at = empty_at + C::slots,
+    taken_at = scored_at + score_slots,
+    count = taken_at + score_slots
+  };
   static constexpr unsigned bytes = barriers + 8 * count;
   static_assert(bytes <= cta_shared_bytes);
 

@@ -127,7 +127,8 @@ __device__ __forceinline__ void write_square(const float (&scores)[32], const He
       float pair[2];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const float gated = scores[4 * n + 2 * r + e] * arch::exp2(static_cast<float>(b[r] - sums[e])) * key[r] * keys[e];
+        const float gated =
+            scores[4 * n + 2 * r + e] * arch::exp2(static_cast<float>(b[r] - sums[e])) * key[r] * keys[e];
         pair[e] = j + e < t ? gated : 0.0F;
       }
       *reinterpret_cast<float2*>(square + t * pitch + j) = {pair[0], pair[1]};
@@ -155,11 +156,9 @@ __device__ __forceinline__ void take_block(Rows& rows, const float* square, cons
     }
 #pragma unroll
     for (int i = 0; i < block; ++i) {
-      const float4 l =
-          *reinterpret_cast<const float4*>(square + (to * block + i) * pitch + from * block + first);
+      const float4 l = *reinterpret_cast<const float4*>(square + (to * block + i) * pitch + from * block + first);
 #pragma unroll
-      for (int c = 0; c < Columns; ++c)
-        rows.sum[c][i] -= l.x * x[c][0] + l.y * x[c][1] + l.z * x[c][2] + l.w * x[c][3];
+      for (int c = 0; c < Columns; ++c) rows.sum[c][i] -= l.x * x[c][0] + l.y * x[c][1] + l.z * x[c][2] + l.w * x[c][3];
     }
   }
 }
@@ -213,10 +212,8 @@ __device__ __forceinline__ void write_terms(const float* square, unsigned char* 
     const int row = unit / in_row, column = unit % in_row * numbers;
     const auto* from = reinterpret_cast<const float4*>(square + row * pitch + column);
     const float4 halves[2] = {from[0], from[1]};
-    const float2 z[4] = {{halves[0].x, halves[0].y},
-                         {halves[0].z, halves[0].w},
-                         {halves[1].x, halves[1].y},
-                         {halves[1].z, halves[1].w}};
+    const float2 z[4] = {
+        {halves[0].x, halves[0].y}, {halves[0].z, halves[0].w}, {halves[1].x, halves[1].y}, {halves[1].z, halves[1].w}};
     unsigned high[4], low[4];
 #pragma unroll
     for (int x = 0; x < 4; ++x) {
