@@ -66,8 +66,10 @@ void end_thread(Cta& cta, Thread& thread) {
 class Fibers {
  public:
   void start(Cta& cta, unsigned threads, const std::function<void()>& kernel);
-  // Lets every thread that can go on do so once. Whether there was one.
+  // Lets every thread that can go on do so once, but for those that lag behind. Whether there was one.
   bool pass(Cta& cta);
+  // The same for the threads of a warp.
+  bool turn(unsigned warp);
   [[noreturn]] void report(const Cta& cta) const;
 
  private:
@@ -119,31 +121,34 @@ void Fibers::start(Cta& cta, unsigned threads, const std::function<void()>& kern
   }
 }
 
+bool Fibers::turn(unsigned warp) {
+  const unsigned first = warp * warp_lanes, last = std::min(first + warp_lanes, threads_in_use_);
+  // Lanes that wait for the same see its end at the same time, and none of them runs ahead to where it begins anew:
+  // kernels count on that where one lane arrives at a barrier for its warp.
+  unsigned ready = 0;
+  for (unsigned t = first; t < last; ++t)
+    if (!threads_[t]->done && !threads_[t]->blocked()) ready |= 1U << (t - first);
+  for (unsigned t = first; t < last; ++t) {
+    if ((ready >> (t - first) & 1) == 0) continue;
+    Thread& thread = *threads_[t];
+    thread.word = nullptr;
+    current = &thread;
+    thread.fiber = std::move(thread.fiber).resume();
+  }
+  return ready != 0;
+}
+
 bool Fibers::pass(Cta& cta) {
   gridDim = cta.grid_dim;
   blockDim = cta.block_dim;
   bool progress = false;
-  for (const unsigned warp : order_) {
-    const unsigned first = warp * warp_lanes, last = std::min(first + warp_lanes, threads_in_use_);
-    // Lanes that wait for the same see its end at the same time, and none of them runs ahead to where it begins anew:
-    // kernels count on that where one lane arrives at a barrier for its warp.
-    unsigned ready = 0;
-    for (unsigned t = first; t < last; ++t)
-      if (!threads_[t]->done && !threads_[t]->blocked()) ready |= 1U << (t - first);
-    constexpr unsigned rarely = 16;
-    if (ready != 0 && static_cast<int>(warp / warpgroup_warps) == lagging_ && cta.random() % rarely != 0) {
-      progress = true;
-      continue;
-    }
-    for (unsigned t = first; t < last; ++t) {
-      if ((ready >> (t - first) & 1) == 0) continue;
-      Thread& thread = *threads_[t];
-      thread.word = nullptr;
-      current = &thread;
-      thread.fiber = std::move(thread.fiber).resume();
-      progress = true;
-    }
-  }
+  const auto lags = [&](unsigned warp) { return static_cast<int>(warp / warpgroup_warps) == lagging_; };
+  for (const unsigned warp : order_)
+    if (!lags(warp)) progress = turn(warp) || progress;
+  constexpr unsigned rarely = 16;  // others may wait for it without saying so
+  if (!progress || cta.random() % rarely == 0)
+    for (const unsigned warp : order_)
+      if (lags(warp)) progress = turn(warp) || progress;
   // Copies end while threads run, in any order; at the latest when nobody can go on.
   if (!cta.in_flight.empty() && (!progress || cta.random() % 4 == 0)) {
     const std::size_t index = cta.random() % cta.in_flight.size();
