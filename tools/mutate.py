@@ -244,6 +244,7 @@ SUITES: dict[str, GoogleTests | PythonTests] = {
     "cpp": GoogleTests("release", "*", "tfla_tests", "analysis/tfla_analysis_tests"),
     "python": PythonTests(),
     "cuda": GoogleTests("cuda", "*Cuda*", "tfla_tests"),
+    "emulated": GoogleTests("emulated", "*Cuda*", "tfla_tests"),
 }
 
 

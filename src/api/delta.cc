@@ -1,9 +1,12 @@
 // The delta rule: plans and calls.
+#include <utility>
+
 #include "api/scratch.h"
 #include "api/validate.h"
 #include "api/validate_delta.h"
 #include "core/checks.h"
 #include "plan/operators/delta_backend.h"
+#include "plan/operators/delta_cuda.h"
 #include "plan/operators/delta_plan.h"
 #include "tfla/error.h"
 #include "tfla/tfla.h"
@@ -39,9 +42,13 @@ DeltaPlan plan_of(Operation operation, const Args& args, const Execution& execut
 
 template <class Args>
 void check_call(const DeltaPlan& plan, Operation operation, const Args& args, std::span<std::byte> scratch) {
-  const DeltaShape shape = validate(args, plan.device);
+  DeltaShape shape = validate(args, plan.device);
+  const bool aligned = std::exchange(shape.aligned, plan.shape.aligned);  // not all kernels ask for it
   if (plan.operation != operation || plan.shape != shape || plan.options != args.options) {
     refuse("tfla: plan was made for another operation, shape or other options; plan these arguments again");
+  }
+  if (!aligned && plan.device == Device::cuda && launches(plan, DeltaKernel::forward_on_chip)) {
+    refuse("tfla: plan was made for tensors whose rows begin on 16 bytes; plan these arguments");
   }
   check_scratch(plan.scratch_bytes, scratch);
 }

@@ -6,6 +6,7 @@
 
 #include "api/validate.h"
 #include "api/validate_parts.h"
+#include "core/alignment.h"
 #include "core/checks.h"
 
 namespace tfla {
@@ -88,6 +89,10 @@ DeltaShape validate(const DeltaForward& args, Device device) {
   check_cu_seqlens(args.cu_seqlens, device, shape);
   check_optional_state("initial_state", args.initial_state, shape);
   check_optional_state("last_state", args.last_state, shape);
+  const std::int64_t packed_tokens = args.cu_seqlens.given() ? shape.tokens : 0;
+  shape.aligned =
+      device != Device::cuda || (has_tensor_map(args.q, packed_tokens) && has_tensor_map(args.k, packed_tokens) &&
+                                 has_tensor_map(args.v, packed_tokens) && has_tensor_map(args.h, packed_tokens));
 
   OverlapCheck check;
   add_inputs(check, args);

@@ -18,6 +18,7 @@ constinit thread_local Index gridDim, blockDim;
 namespace {
 
 constexpr std::size_t stack_bytes = 256 * 1024;
+constexpr unsigned warpgroup_warps = 4;
 constexpr unsigned char poison = 0xFF;  // a NaN in every floating-point type
 constexpr unsigned outside_of_shared = 1U << 30;
 thread_local char anchor;  // thread_local variables are as far from it in every thread of the operating system
@@ -33,8 +34,7 @@ unsigned seed_of_launch() {
 
 std::string where(const Thread& thread) {
   const Cta& cta = *thread.cta;
-  return std::string(cta.kernel) + ", CTA " + std::to_string(cta.block.x) + ", thread " +
-         std::to_string(thread.number);
+  return std::string(cta.kernel) + ", CTA " + std::to_string(cta.block.x) + ", thread " + std::to_string(thread.number);
 }
 
 void yield() {
@@ -66,14 +66,17 @@ void end_thread(Cta& cta, Thread& thread) {
 class Fibers {
  public:
   void start(Cta& cta, unsigned threads, const std::function<void()>& kernel);
-  // Lets every thread that can go on do so once. Whether there was one.
+  // Lets every thread that can go on do so once, but for those that lag behind. Whether there was one.
   bool pass(Cta& cta);
+  // The same for the threads of a warp.
+  bool turn(unsigned warp);
   [[noreturn]] void report(const Cta& cta) const;
 
  private:
   void make(unsigned threads);
   std::vector<std::unique_ptr<Thread>> threads_;
   std::vector<unsigned> order_;  // of warps
+  int lagging_ = -1;             // a warpgroup of this CTA that rarely gets a turn; -1: none
   unsigned threads_in_use_ = 0;
   const std::function<void()>* kernel_ = nullptr;
 };
@@ -83,17 +86,16 @@ void Fibers::make(unsigned threads) {
     threads_.push_back(std::make_unique<Thread>());
     Thread* thread = threads_.back().get();
     thread->number = static_cast<unsigned>(threads_.size() - 1);
-    thread->fiber = boost::context::fiber(
-        std::allocator_arg, boost::context::fixedsize_stack(stack_bytes),
-        [this, thread](boost::context::fiber&& scheduler) {
-          thread->scheduler = std::move(scheduler);
-          for (;;) {
-            (*kernel_)();
-            end_thread(*thread->cta, *thread);
-            thread->scheduler = std::move(thread->scheduler).resume();
-          }
-          return std::move(thread->scheduler);
-        });
+    thread->fiber = boost::context::fiber(std::allocator_arg, boost::context::fixedsize_stack(stack_bytes),
+                                          [this, thread](boost::context::fiber&& scheduler) {
+                                            thread->scheduler = std::move(scheduler);
+                                            for (;;) {
+                                              (*kernel_)();
+                                              end_thread(*thread->cta, *thread);
+                                              thread->scheduler = std::move(thread->scheduler).resume();
+                                            }
+                                            return std::move(thread->scheduler);
+                                          });
   }
 }
 
@@ -105,6 +107,8 @@ void Fibers::start(Cta& cta, unsigned threads, const std::function<void()>& kern
   order_.resize(cta.warps.size());
   std::iota(order_.begin(), order_.end(), 0U);
   if (cta.random() % 2 != 0) std::shuffle(order_.begin(), order_.end(), cta.random);
+  const auto warpgroups = static_cast<unsigned>(cta.warps.size() + warpgroup_warps - 1) / warpgroup_warps;
+  lagging_ = cta.random() % 2 != 0 ? static_cast<int>(cta.random() % warpgroups) : -1;
   threads_in_use_ = threads;
   for (unsigned t = 0; t < threads; ++t) {
     Thread& thread = *threads_[t];
@@ -117,26 +121,34 @@ void Fibers::start(Cta& cta, unsigned threads, const std::function<void()>& kern
   }
 }
 
+bool Fibers::turn(unsigned warp) {
+  const unsigned first = warp * warp_lanes, last = std::min(first + warp_lanes, threads_in_use_);
+  // Lanes that wait for the same see its end at the same time, and none of them runs ahead to where it begins anew:
+  // kernels count on that where one lane arrives at a barrier for its warp.
+  unsigned ready = 0;
+  for (unsigned t = first; t < last; ++t)
+    if (!threads_[t]->done && !threads_[t]->blocked()) ready |= 1U << (t - first);
+  for (unsigned t = first; t < last; ++t) {
+    if ((ready >> (t - first) & 1) == 0) continue;
+    Thread& thread = *threads_[t];
+    thread.word = nullptr;
+    current = &thread;
+    thread.fiber = std::move(thread.fiber).resume();
+  }
+  return ready != 0;
+}
+
 bool Fibers::pass(Cta& cta) {
   gridDim = cta.grid_dim;
   blockDim = cta.block_dim;
   bool progress = false;
-  for (const unsigned warp : order_) {
-    const unsigned first = warp * warp_lanes, last = std::min(first + warp_lanes, threads_in_use_);
-    // Lanes that wait for the same see its end at the same time, and none of them runs ahead to where it begins anew:
-    // kernels count on that where one lane arrives at a barrier for its warp.
-    unsigned ready = 0;
-    for (unsigned t = first; t < last; ++t)
-      if (!threads_[t]->done && !threads_[t]->blocked()) ready |= 1U << (t - first);
-    for (unsigned t = first; t < last; ++t) {
-      if ((ready >> (t - first) & 1) == 0) continue;
-      Thread& thread = *threads_[t];
-      thread.word = nullptr;
-      current = &thread;
-      thread.fiber = std::move(thread.fiber).resume();
-      progress = true;
-    }
-  }
+  const auto lags = [&](unsigned warp) { return static_cast<int>(warp / warpgroup_warps) == lagging_; };
+  for (const unsigned warp : order_)
+    if (!lags(warp)) progress = turn(warp) || progress;
+  constexpr unsigned rarely = 16;  // others may wait for it without saying so
+  if (!progress || cta.random() % rarely == 0)
+    for (const unsigned warp : order_)
+      if (lags(warp)) progress = turn(warp) || progress;
   // Copies end while threads run, in any order; at the latest when nobody can go on.
   if (!cta.in_flight.empty() && (!progress || cta.random() % 4 == 0)) {
     const std::size_t index = cta.random() % cta.in_flight.size();

@@ -42,10 +42,22 @@ void load_all(TileMove* const* lanes, unsigned) {
   }
 }
 
+void store_number(unsigned address, std::uint32_t number) {
+  const auto half = static_cast<std::uint16_t>(number);
+  std::memcpy(shared_at(address, 2), &half, 2);
+}
+
 void store_all(TileMove* const* lanes, unsigned) {
-  for (unsigned lane = 0; lane < warp_lanes; ++lane)
-    for (unsigned tile = 0; tile < 4; ++tile)
-      std::memcpy(shared_at(address_of(lanes, tile, lane / 4) + lane % 4 * 4, 4), &lanes[lane]->tiles[tile], 4);
+  for (unsigned lane = 0; lane < warp_lanes; ++lane) {
+    for (unsigned tile = 0; tile < 4; ++tile) {
+      const unsigned outer = lane / 4, inner = lane % 4 * 2;
+      for (unsigned e = 0; e < 2; ++e) {
+        const unsigned row = lanes[lane]->transposed ? inner + e : outer;
+        const unsigned column = lanes[lane]->transposed ? outer : inner + e;
+        store_number(address_of(lanes, tile, row) + 2 * column, lanes[lane]->tiles[tile] >> 16 * e);
+      }
+    }
+  }
 }
 
 struct TileProduct {
@@ -131,8 +143,8 @@ void load_tiles(std::uint32_t (&tiles)[4], unsigned row, bool transposed) {
   for (unsigned tile = 0; tile < 4; ++tile) tiles[tile] = own.tiles[tile];
 }
 
-void store_tiles(unsigned row, const std::array<std::uint32_t, 4>& tiles) {
-  TileMove own{row, false, tiles};
+void store_tiles(unsigned row, const std::array<std::uint32_t, 4>& tiles, bool transposed) {
+  TileMove own{row, transposed, tiles};
   together<TileMove, store_all>(whole_warp, own);
 }
 

@@ -16,7 +16,7 @@ inline constexpr Item item_of = std::is_same_v<T, __half> ? Item::float16 : Item
 
 // ldmatrix and stmatrix: four tiles of 8 x 8, of which lane l names row l % 8 of tile l / 8.
 void load_tiles(std::uint32_t (&tiles)[4], unsigned row, bool transposed);
-void store_tiles(unsigned row, const std::array<std::uint32_t, 4>& tiles);
+void store_tiles(unsigned row, const std::array<std::uint32_t, 4>& tiles, bool transposed);
 
 // mma.sync: d += a b with a of 16 x 16, b of 16 x 8.
 void multiply_tiles(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1, Item item);

@@ -3,7 +3,11 @@
 
 #include <cstdint>
 #include <limits>
+#include <string>
 
+#include "plan/arithmetic.h"
+#include "plan/operators/delta_cuda.h"
+#include "plan/operators/delta_plan.h"
 #include "tfla/tfla.h"
 
 namespace tfla::test {
@@ -107,6 +111,68 @@ TEST(DeltaPlanSmall, BackwardDoesMoreThanForward) {
   EXPECT_GT(backward.useful_flops, 2 * forward.useful_flops);
   EXPECT_GT(forward.flops, forward.useful_flops);
   EXPECT_GT(backward.bytes, forward.bytes);
+}
+
+DeltaPlan plan_for(const DeviceFacts& gpu, const DeltaShape& shape, bool portable = false,
+                   Operation operation = Operation::forward) {
+  return make_delta_plan(operation, shape, {}, {.device = Device::cuda, .portable = portable, .gpu = gpu});
+}
+
+DeltaShape in_bfloat16(DeltaShape shape) {
+  shape.dtype = shape.gate_dtype = DType::bfloat16;
+  return shape;
+}
+
+TEST(DeltaPlanSmall, HopperKeepsTheStatesOfForwardOnTheChip) {
+  const DeltaShape shape = in_bfloat16(shape_of(4, 8192, 32, 128, 128));
+  for (const KnownGpu& gpu : known_gpus()) {
+    const bool hopper = gpu.facts.capability == 90;
+    const DeltaPlan plan = plan_for(gpu.facts, shape);
+    EXPECT_EQ(launches(plan, DeltaKernel::forward_on_chip), hopper) << gpu.name << "\n" << describe(plan);
+    EXPECT_EQ(launches(plan, DeltaKernel::solve), hopper) << gpu.name;
+    EXPECT_EQ(launches(plan, DeltaKernel::forward), !hopper) << gpu.name;
+    EXPECT_FALSE(launches(plan_for(gpu.facts, shape, true), DeltaKernel::solve)) << gpu.name;
+    EXPECT_FALSE(launches(plan_for(gpu.facts, shape, false, Operation::backward), DeltaKernel::solve)) << gpu.name;
+  }
+}
+
+TEST(DeltaPlanSmall, WhatHopperTakes) {
+  const DeviceFacts h200{.capability = 90, .multiprocessors = 132, .shared_bytes = 227 * 1024, .code = 90};
+  DeltaShape unaligned = in_bfloat16(shape_of(4, 8192, 32, 128, 128)), half = unaligned;
+  unaligned.aligned = false;
+  half.dtype = DType::float16;
+  const struct {
+    DeltaShape shape;
+    bool on_chip;
+    std::int64_t panel;
+  } rows[] = {
+      {in_bfloat16(shape_of(4, 8192, 32, 128, 256)), true, 128},
+      {in_bfloat16(shape_of(4, 1, 32, 8, 72)), true, 128},
+      {in_bfloat16(shape_of(4, 8192, 32, 128, 64)), true, 64},
+      // Few heads: twice as many CTAs with half of the columns each.
+      {in_bfloat16(shape_of(1, 8192, 32, 128, 128)), true, 64},
+      {in_bfloat16(shape_of(1, 8192, 66, 128, 128)), true, 64},
+      {in_bfloat16(shape_of(1, 8192, 67, 128, 128)), true, 128},
+      {packed(in_bfloat16(shape_of(1, 8192, 32, 128, 128)), 100, 4000), true, 128},
+      {in_bfloat16(shape_of(4, 8192, 32, 136, 128)), false, 64},
+      {in_bfloat16(shape_of(4, 8192, 32, 100, 128)), false, 64},
+      {in_bfloat16(shape_of(4, 8192, 32, 128, 100)), false, 64},
+      {in_bfloat16(shape_of(4, 0, 32, 128, 128)), false, 64},
+      {shape_of(4, 8192, 32, 128, 128), false, 64},
+      {unaligned, false, 64},
+      {half, false, 64},
+  };
+  for (const auto& row : rows) {
+    const DeltaPlan plan = plan_for(h200, row.shape);
+    EXPECT_EQ(launches(plan, DeltaKernel::forward_on_chip), row.on_chip) << describe(plan);
+    EXPECT_EQ(plan.panel, row.panel) << describe(plan);
+    if (row.on_chip) {
+      EXPECT_EQ(plan.tile, 64) << describe(plan);
+      EXPECT_GE(plan.scratch_bytes, static_cast<std::size_t>(ceil_div(row.shape.tokens, 64) * row.shape.heads * 18432))
+          << describe(plan);
+      EXPECT_NE(describe(plan).find("solve, forward_on_chip"), std::string::npos) << describe(plan);
+    }
+  }
 }
 
 }  // namespace

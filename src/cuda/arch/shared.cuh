@@ -98,5 +98,12 @@ __device__ __forceinline__ void store_tiles(unsigned row, std::uint32_t a, std::
                "r"(d)
                : "memory");
 }
+// The transposes of the tiles.
+__device__ __forceinline__ void store_tiles_transposed(unsigned row, std::uint32_t a, std::uint32_t b, std::uint32_t c,
+                                                       std::uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(a), "r"(b),
+               "r"(c), "r"(d)
+               : "memory");
+}
 
 }  // namespace tfla::cuda::arch

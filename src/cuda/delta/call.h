@@ -16,6 +16,7 @@ struct Dims {
   int qk_heads, heads, group;  // group = heads / qk_heads
   int dqk, dhv;
   int tile;                    // tokens
+  int panel;                   // columns of a state that a CTA has
   std::int64_t tiles_per_row;  // one sequence per row of the batch: its tiles; 0: packed sequences
   std::int64_t tiles;          // upper bound of the number of all
 };

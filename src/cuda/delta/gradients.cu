@@ -267,22 +267,6 @@ struct TileGradients {
   }
 };
 
-// Where a tile lies by its number; count 0: no sequence has it.
-template <class Real>
-__device__ __forceinline__ std::int64_t sequence_of_tile(const Call<Real>& call, std::int64_t number) {
-  if (call.cu_seqlens == nullptr) return number / call.dims.tiles_per_row;
-  std::int64_t low = 0, high = call.dims.sequences - 1;  // the last one that begins at this number or before
-  while (low < high) {
-    const std::int64_t middle = (low + high + 1) / 2;
-    if (boundary(call, middle) / call.dims.tile + middle <= number) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  return low;
-}
-
 template <class T>
 __global__ void __launch_bounds__(threads) gradients_kernel(Call<typename Config<T>::Real> call) {
   using Real = typename Config<T>::Real;

@@ -5,6 +5,7 @@
 
 #include "cuda/delta/call.h"
 #include "cuda/device.h"
+#include "cuda/sm90/delta/entry.h"
 #include "plan/operators/delta_backend.h"
 #include "tfla/error.h"
 
@@ -60,6 +61,7 @@ Dims dims_of(const DeltaPlan& plan) {
           .dqk = static_cast<int>(shape.dqk),
           .dhv = static_cast<int>(shape.dhv),
           .tile = static_cast<int>(plan.tile),
+          .panel = static_cast<int>(plan.panel),
           .tiles_per_row = shape.packed ? 0 : ceil_div(shape.tokens, plan.tile),
           .tiles = delta_tiles(plan)};
 }
@@ -92,12 +94,24 @@ Call<Real> call_of(const Args& args, const DeltaPlan& plan) {
   return call;
 }
 
+// Hopper's kernels, which take bfloat16 alone.
+template <class T>
+void run_on_hopper(DeltaKernel kernel, const Call<typename Config<T>::Real>& call, cudaStream_t stream) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    if (kernel == DeltaKernel::solve) return sm90::launch_delta_solve(call, stream);
+    return sm90::launch_delta_forward(call, call.dims.panel, stream);
+  }
+  throw InvalidArgument("tfla: plan has a launch that this build does not know; plan these arguments again");
+}
+
 template <class T>
 void run_launch(const Launch& launch, const Call<typename Config<T>::Real>& call, cudaStream_t stream) {
   switch (static_cast<DeltaKernel>(launch.kernel)) {
     case DeltaKernel::norms: return launch_norms<T>(call, stream);
     case DeltaKernel::padding: return launch_padding<T>(call, stream);
     case DeltaKernel::forward: return launch_forward<T>(call, stream);
+    case DeltaKernel::solve:
+    case DeltaKernel::forward_on_chip: return run_on_hopper<T>(static_cast<DeltaKernel>(launch.kernel), call, stream);
     case DeltaKernel::states: return launch_states<T>(call, stream);
     case DeltaKernel::grad_states: return launch_grad_states<T>(call, stream);
     case DeltaKernel::gradients: return launch_gradients<T>(call, stream);

@@ -1,61 +1,10 @@
-// What the kernels of the delta rule share: where sequences and tiles lie, the gates of a tile, its scores, and its
-// triangular system.
+// What the portable kernels of the delta rule share: the gates of a tile, its scores, and its triangular system.
 #pragma once
 
-#include "core/delta_gates.h"
-#include "cuda/common/device.cuh"
-#include "cuda/delta/call.h"
 #include "cuda/delta/product.cuh"
+#include "cuda/delta/tokens.cuh"
 
 namespace tfla::cuda::delta {
-
-// One sequence. A dense batch has one per row.
-struct Sequence {
-  int batch;
-  std::int64_t token;  // the first, in its row of the batch
-  std::int64_t length;
-  std::int64_t first_tile;  // its number
-};
-
-template <class Real>
-__device__ __forceinline__ std::int64_t boundary(const Call<Real>& call, std::int64_t index) {
-  return read_boundary(call.cu_seqlens, index * call.cu_stride, call.cu_is_64_bit, call.dims.tokens);
-}
-
-template <class Real>
-__device__ __forceinline__ Sequence sequence_at(const Call<Real>& call, std::int64_t index) {
-  const Dims& dims = call.dims;
-  if (call.cu_seqlens == nullptr) return {static_cast<int>(index), 0, dims.tokens, index * dims.tiles_per_row};
-  const std::int64_t start = boundary(call, index), end = boundary(call, index + 1);
-  return {0, start, end > start ? end - start : 0, start / dims.tile + index};
-}
-
-// Tokens [token, token + count) of a row of the batch, for one value head.
-struct Tile {
-  std::int64_t number;  // over all sequences
-  std::int64_t token;
-  int batch, head;
-  int count;
-
-  // Where its first row lies in [B,T,H] scratch.
-  template <class Real>
-  [[nodiscard]] __device__ __forceinline__ std::int64_t row(const Call<Real>& call) const {
-    return (batch * call.dims.tokens + token) * call.dims.heads + head;
-  }
-};
-
-template <class Real>
-__device__ __forceinline__ Tile tile_of(const Call<Real>& call, const Sequence& sequence, int head,
-                                        std::int64_t index) {
-  const std::int64_t begin = index * call.dims.tile, left = sequence.length - begin;
-  return {sequence.first_tile + index, sequence.token + begin, sequence.batch, head,
-          static_cast<int>(left < call.dims.tile ? left : call.dims.tile)};
-}
-
-template <class Real>
-__device__ __forceinline__ std::int64_t tiles_of(const Call<Real>& call, const Sequence& sequence) {
-  return (sequence.length + call.dims.tile - 1) / call.dims.tile;
-}
 
 // exp of a difference of sums in double. The rest of rounding the exponent to float goes into the result.
 template <class Real>
@@ -85,23 +34,6 @@ struct Gates {
   // What is left at token t of what token j wrote.
   [[nodiscard]] __device__ __forceinline__ Real decay(int t, int j) const { return exp_of<Real>(b[t] - b[j]); }
 };
-
-// The logarithm of a token's decay, with its limit.
-template <class Real>
-__device__ __forceinline__ double log_decay(const Call<Real>& call, int batch, std::int64_t token, int head) {
-  const Tensors& tensors = call.tensors;
-  if (tensors.g.data == nullptr) return 0;
-  const double g = read_gate(tensors.g, call.rules.g_type, batch, token, head);
-  if (tensors.A_log.data == nullptr) return limit_decay(g);
-  const double bias =
-      tensors.dt_bias.data == nullptr ? 0.0 : read_gate(tensors.dt_bias, call.rules.dt_bias_type, 0, 0, head);
-  return limit_decay(-exp(read_gate(tensors.A_log, call.rules.A_log_type, 0, 0, head)) * softplus(g + bias));
-}
-
-template <class Real>
-__device__ __forceinline__ double raw_beta(const Call<Real>& call, int batch, std::int64_t token, int head) {
-  return read_gate(call.tensors.beta, call.rules.beta_type, batch, token, head);
-}
 
 // Begins and ends with a barrier.
 template <class Real>

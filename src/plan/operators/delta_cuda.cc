@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "plan/cost/plan_cost.h"
+#include "plan/kernel_table.h"
 #include "plan/operators/delta_plan.h"
 
 namespace tfla {
@@ -35,13 +36,42 @@ void choose_slices(DeltaPlan& plan) {
     plan.slices = std::min(2 * plan.slices, shape.qk_heads);
 }
 
+// Sums and operands stay in registers and shared memory: heads of 16 bits, to 128 numbers of a key. Float16 would
+// overflow, since nothing bounds the squares.
+bool stays_on_chip(const DeltaPlan& plan, bool portable) {
+  const DeltaShape& shape = plan.shape;
+  constexpr double most_int = 0x7FFFFFFF;
+  const auto batch = static_cast<double>(shape.batch), tokens = static_cast<double>(shape.tokens);
+  const double tiles = batch * (tokens / hopper::delta_tile + 1) + static_cast<double>(shape.sequences);
+  const double panels = static_cast<double>(shape.sequences) * static_cast<double>(ceil_div(shape.dhv, 64));
+  return !portable && plan.operation == Operation::forward && plan.gpu.capability == 90 &&
+         plan.gpu.shared_bytes >= most_shared_bytes(Needs::sm90a) && shape.aligned && shape.dtype == DType::bfloat16 &&
+         shape.dqk <= hopper::delta_most_dqk && shape.dqk % 8 == 0 && shape.dhv % 8 == 0 && shape.tokens > 0 &&
+         shape.sequences > 0 && batch * tokens < most_int && tiles * static_cast<double>(shape.heads) < most_int &&
+         panels * static_cast<double>(shape.heads) < most_int;
+}
+
+// Columns of a state that a CTA has. Half as many take as long where they find a multiprocessor of their own.
+std::int64_t on_chip_panel(const DeltaPlan& plan) {
+  constexpr std::int64_t whole = 128, half = 64;
+  const std::int64_t halves = plan.shape.sequences * plan.shape.heads * ceil_div(plan.shape.dhv, half);
+  return plan.shape.dhv <= half || halves <= plan.gpu.multiprocessors ? half : whole;
+}
+
 }  // namespace
+
+bool launches(const DeltaPlan& plan, DeltaKernel kernel) {
+  return std::any_of(plan.launches.begin(), plan.launches.end(),
+                     [&](const Launch& launch) { return launch.kernel == static_cast<std::uint8_t>(kernel); });
+}
 
 const char* name(DeltaKernel kernel) {
   switch (kernel) {
     case DeltaKernel::norms: return "norms";
     case DeltaKernel::padding: return "padding";
     case DeltaKernel::forward: return "forward";
+    case DeltaKernel::solve: return "solve";
+    case DeltaKernel::forward_on_chip: return "forward_on_chip";
     case DeltaKernel::states: return "states";
     case DeltaKernel::grad_states: return "grad_states";
     case DeltaKernel::gradients: return "gradients";
@@ -52,13 +82,18 @@ const char* name(DeltaKernel kernel) {
   return "";
 }
 
-void choose_cuda_ranges(DeltaPlan& plan) {
+void choose_cuda_ranges(DeltaPlan& plan, bool portable) {
   const std::int64_t longest = std::max<std::int64_t>(plan.shape.longest, 1), block = delta_block(plan.compute);
   constexpr std::int64_t step_columns = 32;
   plan.threads = 1;
   if (plan.operation == Operation::step) {
     plan.tile = plan.chunk = 1;
     plan.panel = step_columns;
+    return;
+  }
+  if (stays_on_chip(plan, portable)) {
+    plan.tile = plan.chunk = hopper::delta_tile;
+    plan.panel = on_chip_panel(plan);
     return;
   }
   // States lie a tile apart, so that all tiles of backward run side by side.
@@ -68,11 +103,14 @@ void choose_cuda_ranges(DeltaPlan& plan) {
   plan.panel = block;
 }
 
-void plan_delta_cuda(DeltaPlan& plan) {
+void plan_delta_cuda(DeltaPlan& plan, bool portable) {
   if (plan.operation == Operation::step) return add(plan, DeltaKernel::step);
   if (plan.shape.packed) add(plan, DeltaKernel::padding);
   if (plan.options.normalize_qk) add(plan, DeltaKernel::norms);
-  if (plan.operation == Operation::forward) {
+  if (stays_on_chip(plan, portable)) {
+    add(plan, DeltaKernel::solve);
+    add(plan, DeltaKernel::forward_on_chip);
+  } else if (plan.operation == Operation::forward) {
     add(plan, DeltaKernel::forward);
   } else {
     choose_slices(plan);

@@ -9,7 +9,7 @@ namespace tfla {
                                         const Execution& execution);
 
 // The device cuda: token ranges; launches, slices and scratch.
-void choose_cuda_ranges(DeltaPlan& plan);
-void plan_delta_cuda(DeltaPlan& plan);
+void choose_cuda_ranges(DeltaPlan& plan, bool portable);
+void plan_delta_cuda(DeltaPlan& plan, bool portable);
 
 }  // namespace tfla

@@ -40,7 +40,7 @@ __device__ __forceinline__ const CUtensorMap* map_for(const Maps& maps, const CU
 template <bool Packed, class Dense>
 MapsFor<Dense, Packed> add_nothing(const Dense& maps, const Call<float>& call, int box_tokens) {
   if constexpr (Packed)
-    return {maps, nothing_map(call, box_tokens)};
+    return {maps, nothing_map(call.tensors.q.data, box_tokens)};
   else
     return maps;
 }

@@ -47,26 +47,26 @@ cuuint64_t stride_bytes(std::int64_t stride, std::int64_t size) {
 
 }  // namespace
 
-CUtensorMap token_map(const Call<float>& call, const Strided& tensor, std::int64_t heads, std::int64_t columns,
+CUtensorMap token_map(const TokenAxes& axes, const Strided& tensor, std::int64_t heads, std::int64_t columns,
                       int box_tokens) {
-  const bool packed = call.packing.cu_seqlens != nullptr;
-  const std::int64_t last = packed ? call.dims.tokens + 1 : call.dims.batch;
-  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(call.dims.tokens),
+  const bool packed = axes.packed;
+  const std::int64_t last = packed ? axes.tokens + 1 : axes.batch;
+  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(axes.tokens),
                                static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(last)};
-  const cuuint64_t strides[3] = {stride_bytes(tensor.token, call.dims.tokens), stride_bytes(tensor.head, heads),
+  const cuuint64_t strides[3] = {stride_bytes(tensor.token, axes.tokens), stride_bytes(tensor.head, heads),
                                  stride_bytes(packed ? tensor.token : tensor.batch, last)};
   const cuuint32_t box[4] = {panel, static_cast<cuuint32_t>(box_tokens), 1, 1};
-  const std::uintptr_t before = packed ? static_cast<std::uintptr_t>(call.dims.tokens * tensor.token * item) : 0;
+  const std::uintptr_t before = packed ? static_cast<std::uintptr_t>(axes.tokens * tensor.token * item) : 0;
   return map_of(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(tensor.data) - before), 4, sizes,
                 strides, box);
 }
 
-// Zeros but for the first eight numbers of q, in the first panel of the first token: boxes outside of a tensor are
+// Zeros but for its first eight numbers, in the first panel of the first token: boxes outside of a tensor are
 // never there.
-CUtensorMap nothing_map(const Call<float>& call, int box_tokens) {
+CUtensorMap nothing_map(const void* readable, int box_tokens) {
   constexpr cuuint64_t sizes[4] = {8, 1, 1, 1}, strides[3] = {16, 16, 16};
   const cuuint32_t box[4] = {panel, static_cast<cuuint32_t>(box_tokens), 1, 1};
-  return map_of(call.tensors.q.data, 4, sizes, strides, box);
+  return map_of(readable, 4, sizes, strides, box);
 }
 
 CUtensorMap matrix_map(const void* data, std::int64_t matrices, std::int64_t rows, std::int64_t columns, int box_rows) {

@@ -44,7 +44,10 @@ void copy_small(unsigned shared, const void* global, bool valid) {
 inline void load_tiles(std::uint32_t (&tiles)[4], unsigned row) { emulator::load_tiles(tiles, row, false); }
 inline void load_tiles_transposed(std::uint32_t (&tiles)[4], unsigned row) { emulator::load_tiles(tiles, row, true); }
 inline void store_tiles(unsigned row, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
-  emulator::store_tiles(row, {a, b, c, d});
+  emulator::store_tiles(row, {a, b, c, d}, false);
+}
+inline void store_tiles_transposed(unsigned row, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
+  emulator::store_tiles(row, {a, b, c, d}, true);
 }
 
 }  // namespace tfla::cuda::arch

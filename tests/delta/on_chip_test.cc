@@ -1,0 +1,116 @@
+// Forward of the delta rule on Hopper: solve and forward_on_chip, against the float64 reference.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "tests/delta/parts.h"
+#include "tests/delta/problem.h"
+#include "tests/support/pairwise.h"
+
+namespace tfla::test {
+namespace {
+
+using testkit::Layout;
+
+// What may differ between two calls, one value of each factor per column of the table.
+struct Size {
+  std::int64_t batch, qk_heads, heads;
+  std::vector<std::int64_t> cu_seqlens;  // in parts of 60 of the tokens
+};
+struct Dims {
+  std::int64_t dqk, dhv;
+};
+const std::vector<Size> sizes = {
+    {2, 2, 2, {}},        {1, 1, 5, {}}, {3, 1, 2, {}}, {1, 2, 2, {0, 60}}, {1, 1, 4, {0, 20, 20, 21, 50}},
+    {1, 1, 3, {0, 1, 40}}};
+const std::vector<Dims> dims = {{64, 64}, {128, 128}, {8, 8}, {96, 192}, {40, 72}, {128, 64}};
+constexpr std::int64_t tokens[] = {65, 64, 1, 130, 63, 200};
+
+enum Factor : std::size_t { size, dim, token, decay, write, normalize, layout, state, gates, factors };
+
+DeltaCase make_case(const Row& row) {
+  const Size& s = sizes[static_cast<std::size_t>(row[size])];
+  const Dims& d = dims[static_cast<std::size_t>(row[dim])];
+  DeltaCase c;
+  c.shape = {.batch = s.batch,
+             .tokens = tokens[row[token]],
+             .qk_heads = s.qk_heads,
+             .heads = s.heads,
+             .dqk = d.dqk,
+             .dhv = d.dhv,
+             .dtype = DType::bfloat16,
+             .gate_dtype = row[gates] == 0 ? DType::bfloat16 : DType::float32};
+  for (const std::int64_t part : s.cu_seqlens) c.cu_seqlens.push_back(part * c.shape.tokens / 60);
+  c.g_dtype = row[gates] == 0 ? DType::float32 : DType::bfloat16;
+  c.decay = static_cast<Decay>(row[decay]);
+  c.options = {.write = static_cast<WriteGate>(row[write]), .normalize_qk = row[normalize] == 1};
+  if (row[normalize] == 1) c.options.qk_scale = -0.37;
+  c.layout = row[layout] == 0 ? Layout::bthd : Layout::bhtd;  // rows of a fused one are not on 16 bytes
+  c.initial_state = row[state] == 1 || row[state] == 2;
+  c.in_place = row[state] == 2;
+  c.last_state = row[state] != 3;
+  c.device = Device::cuda;
+  c.on_chip = true;
+  return c;
+}
+
+std::vector<DeltaCase> pairs() {
+  std::vector<int> levels(factors, 2);
+  levels[size] = static_cast<int>(sizes.size());
+  levels[dim] = static_cast<int>(dims.size());
+  levels[token] = static_cast<int>(std::size(tokens));
+  levels[decay] = 4;
+  levels[write] = 3;
+  levels[state] = 4;
+  std::vector<DeltaCase> all;
+  for (const Row& row : pairwise(levels, [](const Row&) { return true; })) all.push_back(make_case(row));
+  return all;
+}
+
+// Every regime with keys of a length of their own, normalised, and without decay, where nothing wears off that
+// roundings of a repeated key add up to.
+std::vector<DeltaCase> regimes() {
+  const struct {
+    bool normalize;
+    Decay decay;
+  } variants[] = {{false, Decay::log}, {true, Decay::log}, {false, Decay::none}};
+  std::vector<DeltaCase> all;
+  for (const DeltaRegime regime : all_delta_regimes) {
+    for (const auto& variant : variants) {
+      DeltaCase c = delta_case({1, 500, 1, 2, 64, 64, 0, {}}, DType::bfloat16, variant.decay);
+      c.regime = regime;
+      c.g_dtype = DType::float32;
+      c.options.write = WriteGate::plain;
+      c.options.normalize_qk = variant.normalize;
+      c.device = Device::cuda;
+      c.on_chip = true;
+      all.push_back(c);
+    }
+  }
+  return all;
+}
+
+class DeltaOnChip : public ::testing::TestWithParam<DeltaCase> {};
+
+TEST_P(DeltaOnChip, WithinBounds) {
+  if (const std::string reason = why_unavailable(GetParam().device); !reason.empty()) GTEST_SKIP() << reason;
+  DeltaProblem problem(GetParam());
+  const DeltaJudge judge(problem);
+  const Snapshot first = run_forward(problem);
+  EXPECT_TRUE(judge.within_bounds(first));
+  EXPECT_TRUE(problem.surroundings_intact());
+  EXPECT_EQ(run_forward(problem), first);  // the same bits
+}
+
+std::string case_name(const ::testing::TestParamInfo<DeltaCase>& info) {
+  return std::to_string(info.index) + "_" + label(info.param);
+}
+
+INSTANTIATE_TEST_SUITE_P(CudaPairs, DeltaOnChip, ::testing::ValuesIn(pairs()), case_name);
+INSTANTIATE_TEST_SUITE_P(CudaRegimes, DeltaOnChip, ::testing::ValuesIn(regimes()), case_name);
+
+}  // namespace
+}  // namespace tfla::test
