@@ -26,7 +26,7 @@ TEST_P(ConvAccuracy, EveryKindAgreesWithTheReference) {
 TEST_P(ConvAccuracy, LongSequencesAgreeWithTheReference) {
   for (const ConvLayout layout : {ConvLayout::channels, ConvLayout::tokens}) {
     for (const ConvKind kind : {ConvKind::stateful, ConvKind::packed, ConvKind::numbered}) {
-      for (const std::int64_t width : {4, 9}) {
+      for (const std::int64_t width : {4, 9, 32}) {
         const bool along = layout == ConvLayout::tokens;
         const ConvCase c = here(conv_case(kind, {.batch = 2,
                                                  .tokens = along ? 3000 : 700,

@@ -144,6 +144,38 @@ TEST_F(CudaConv, PiecesAndElementsMakeTheSameNumbers) {
   }
 }
 
+// Spans as long as large calls have them.
+TEST_F(CudaConv, SpansOfAnyLengthMakeTheSameNumbers) {
+  for (const ConvLayout layout : {ConvLayout::channels, ConvLayout::tokens}) {
+    for (const std::int64_t width : {4, 5}) {
+      for (const ConvKind kind : {ConvKind::stateful, ConvKind::packed, ConvKind::numbered}) {
+        const ConvCase c =
+            on_cuda(conv_case(kind, {.batch = 3, .tokens = 900, .channels = 4, .width = width, .layout = layout}));
+        ConvProblem problem(c);
+        const Snapshot expected = problem.run();
+        const reference::ConvResult truth = reference::evaluate(problem.call());
+        const ConvPlan forward = conv_plan(problem.forward, execution_of(c));
+        const ConvPlan backward = conv_plan(problem.backward, execution_of(c));
+        const testkit::Buffer scratch(static_cast<std::int64_t>(backward.scratch_bytes));
+        for (const std::int64_t times : {2, 4, 8}) {
+          problem.poison();
+          ConvPlan longer = forward;
+          longer.span *= times;
+          if (layout == ConvLayout::channels) longer.tile = longer.span;
+          conv_forward(problem.forward, longer, {});
+          longer = backward;
+          longer.span *= times;
+          if (layout == ConvLayout::channels) longer.tile = longer.span;
+          conv_backward(problem.backward, longer, std::span(scratch.data(), backward.scratch_bytes));
+          const Snapshot results = problem.contents();
+          EXPECT_TRUE(within_bounds(c, results, truth));
+          for (const char* name : {"y", "dx"}) EXPECT_TRUE(same_bits(results.at(name), expected.at(name))) << label(c);
+        }
+      }
+    }
+  }
+}
+
 // A plan for rows that begin on 16 bytes serves no others; one for elements serves all.
 TEST_F(CudaConv, APlanForPiecesIsForRowsOn16Bytes) {
   ConvProblem problem(on_cuda({.tokens = 9, .channels = 24}));

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <limits>
@@ -152,6 +153,26 @@ TEST_P(ConvDeterminism, PoisonStaysInItsSequence) {
       }
       overwrite(x, saved_x);
       overwrite(dy, saved_dy);
+    }
+  }
+}
+
+// An input reaches W outputs, and through their slopes the gradients of W-1 inputs on either side.
+TEST_P(ConvDeterminism, PoisonStaysInItsWindow) {
+  constexpr std::int64_t tokens = 40, poisoned = 20;
+  for (const std::int64_t width : {1, 2, 3, 4, 5}) {
+    for (const ConvLayout layout : {ConvLayout::channels, ConvLayout::tokens}) {
+      ConvProblem problem(here({.batch = 1, .tokens = tokens, .channels = 8, .width = width, .layout = layout}));
+      overwrite(slice(problem.forward.x, 1, poisoned, 1), Values(8, std::numeric_limits<double>::quiet_NaN()));
+      const Snapshot results = problem.run();
+      for (std::int64_t t = 0; t < tokens; ++t) {
+        const bool seen = t >= poisoned && t<poisoned + width, near = t> poisoned - width && t < poisoned + width;
+        for (std::int64_t channel = 0; channel < 8; ++channel) {
+          const auto at = static_cast<std::size_t>(t * 8 + channel);
+          EXPECT_EQ(std::isnan(results.at("y")[at]), seen) << "W" << width << " token " << t;
+          EXPECT_EQ(std::isnan(results.at("dx")[at]), near) << "W" << width << " token " << t;
+        }
+      }
     }
   }
 }

@@ -71,13 +71,11 @@ __global__ void __launch_bounds__(threads<Taps>, ctas<Taps>) gradients_kernel(Ca
 template <class T>
 void launch_gradients(const Call<typename Config<T>::Real>& call, std::int64_t panel, cudaStream_t stream) {
   if (call.dims.spans == 0) return;
-  constexpr int piece = 16 / static_cast<int>(sizeof(T));
-  with_kernel < piece<4 ? piece : 4>(
-                    panel, call.dims.width,
-                    [&](auto size, auto taps) {
-                      launch_chained("conv gradients", gradients_kernel<T, size(), taps()>,
-                                     ctas_of(call.dims, size(), threads<taps()>), threads<taps()>, 0, stream, call);
-                    });
+  constexpr int most = 4, piece = 16 / static_cast<int>(sizeof(T)), panel_size = piece < most ? piece : most;
+  with_kernel<panel_size>(panel, call.dims.width, [&](auto size, auto taps) {
+    launch_chained("conv gradients", gradients_kernel<T, size(), taps()>, ctas_of(call.dims, size(), threads<taps()>),
+                   threads<taps()>, 0, stream, call);
+  });
 }
 
 #define TFLA_INSTANTIATE(T) \
