@@ -8,13 +8,6 @@ namespace {
 
 constexpr int group = 4;  // tokens whose loads are in flight together
 
-template <class T, int Size>
-__device__ __forceinline__ void clear(const Call<typename Config<T>::Real>& call, const Run& run,
-                                      std::int64_t channel) {
-  for (std::int64_t t = run.begin; t < run.end; ++t)
-    *reinterpret_cast<Piece<T, Size>*>(place<T>(call.tensors.y, run.batch, t, channel)) = Piece<T, Size>{};
-}
-
 template <class T, int Size, int Taps>
 __global__ void __launch_bounds__(threads<Taps>, ctas<Taps>) forward_kernel(Call<typename Config<T>::Real> call) {
   using Real = typename Config<T>::Real;
@@ -26,7 +19,7 @@ __global__ void __launch_bounds__(threads<Taps>, ctas<Taps>) forward_kernel(Call
   Weights<Real, Size, Taps> weights;
   weights.read(call.tensors.weight, call.tensors.bias, own.channel, call.dims.width);
   own.each_run(call, [&](const Run& run) {
-    if (run.padding) return clear<T, Size>(call, run, own.channel);
+    if (run.padding) return clear<T, Size>(to, run, own.channel);
     Window<T, Size, Taps, group> window;
     window.start(call, run, run.begin, own.channel);
     const T* x = place<T>(from, run.batch, run.begin, own.channel);

@@ -6,13 +6,6 @@ namespace tfla::cuda::conv {
 
 namespace {
 
-template <class T, int Size>
-__device__ __forceinline__ void clear(const Call<typename Config<T>::Real>& call, const Run& run,
-                                      std::int64_t channel) {
-  for (std::int64_t t = run.begin; t < run.end; ++t)
-    *reinterpret_cast<Piece<T, Size>*>(place<T>(call.tensors.dx, run.batch, t, channel)) = Piece<T, Size>{};
-}
-
 // The sum over the lanes of a span, in an order that depends on nothing.
 template <class Real>
 __device__ __forceinline__ Real sum_lanes(Real x, int lanes) {
@@ -43,7 +36,7 @@ __global__ void __launch_bounds__(threads<Taps>, ctas<Taps>) gradients_kernel(Ca
   Gradients<T, Size, Taps, gradient_group<T, Taps>> gradients(call, own.exist ? own.channel : 0);
   if (own.exist) {
     own.each_run(call, [&](const Run& run) {
-      if (run.padding) return clear<T, Size>(call, run, own.channel);
+      if (run.padding) return clear<T, Size>(to, run, own.channel);
       T* dx = place<T>(to, run.batch, run.begin, own.channel);
       const Part part{run.begin, 0, static_cast<int>(run.end - run.begin)};
       gradients.walk(call, run, part, own.channel, [&](int token, const Real(&x)[Size]) {

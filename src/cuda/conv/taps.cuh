@@ -26,6 +26,12 @@ __device__ __forceinline__ T* place(const Rows& rows, std::int64_t batch, std::i
   return static_cast<T*>(rows.data) + batch * rows.batch + token * rows.token + channel * rows.channel;
 }
 
+template <class T, int Size>
+__device__ __forceinline__ void clear(const Rows& rows, const Run& run, std::int64_t channel) {
+  for (std::int64_t t = run.begin; t < run.end; ++t)
+    *reinterpret_cast<Piece<T, Size>*>(place<T>(rows, run.batch, t, channel)) = Piece<T, Size>{};
+}
+
 template <class Real>
 __device__ __forceinline__ Real read_number(const Numbers& numbers, std::int64_t at) {
   Real x = 0;
