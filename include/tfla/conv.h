@@ -81,8 +81,17 @@ struct ConvShape {
   DType dtype = DType::float32;  // of x and y
   bool packed = false;           // cu_seqlens is given; else N = B
   bool along_tokens = false;     // tokens of x lie side by side in memory, channels do not
+  bool aligned = true;           // cuda, forward and backward: rows of the [B,T,D] tensors begin on 16 bytes
 
   bool operator==(const ConvShape&) const = default;
+};
+
+// Which optional tensors a call has, as far as its launches depend on them.
+struct ConvGiven {
+  bool last_state = true;
+  bool dinitial_state = true;
+
+  bool operator==(const ConvGiven&) const = default;
 };
 
 // Every choice of a call, as `Plan` has them for the mLSTM.
@@ -93,9 +102,13 @@ struct ConvPlan {
   ConvOptions options = {};
   DType compute = DType::float32;  // float64 for float64 inputs, else float32
   int threads = 1;                 // no more than there is work for
+  DeviceFacts gpu = {};            // cuda: what it was made for
+  ConvGiven given = {};            // cuda: what the call it was made for has; from a shape alone all
+  Launches launches = {};          // cuda: what runs, in this order
 
-  std::int64_t span = 1;   // tokens of the batch, row after row, that a thread takes at a time
-  std::int64_t tile = 1;   // tokens of a span that are in the cache together
+  std::int64_t span = 1;   // tokens of the batch, row after row, whose gradients of weights are summed up together: a
+                           // thread takes them at a time, or on a GPU some neighbouring ones
+  std::int64_t tile = 1;   // tokens of a span that are in the cache together; cuda: that a thread takes one by one
   std::int64_t panel = 1;  // channels that a thread takes at a time
 
   std::size_t scratch_bytes = 0;
@@ -116,7 +129,8 @@ struct ConvPlan {
 [[nodiscard]] ConvPlan conv_plan(const ConvBackward& args, const Execution& execution = {});
 [[nodiscard]] ConvPlan conv_plan(const ConvStep& args, const Execution& execution = {});
 
-// Validate, plan, allocate scratch, run. On the CPU: the device cuda is refused.
+// Validate, plan, allocate scratch, run. On the CPU: the device cuda is refused, but for tests of its kernels
+// (docs/cuda/conv.md).
 void conv_forward(const ConvForward& args, const Execution& execution = {});
 void conv_backward(const ConvBackward& args, const Execution& execution = {});
 void conv_step(const ConvStep& args, const Execution& execution = {});

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <initializer_list>
 #include <utility>
 
@@ -66,7 +67,18 @@ void check_packing(const TensorView& cu_seqlens, Device device, ConvShape& shape
   shape.sequences = packed.sequences;
 }
 
-// The number of a sequence must not come back while a window still reaches what lies before the others.
+// Whether rows of the tensors, which all have the shape of x, begin on 16 bytes and their channels lie side by side.
+bool are_aligned(std::initializer_list<TensorView> tensors) {
+  return std::ranges::all_of(tensors, [](const TensorView& view) {
+    const auto whole = [&](int axis) {
+      return view.shape[axis] <= 1 || view.strides[axis] * item_size(view.dtype) % 16 == 0;
+    };
+    return view.strides[2] == 1 && reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && whole(0) && whole(1);
+  });
+}
+
+// The number of a sequence must not come back while a window still reaches what lies before the others. What lies on a
+// GPU is not seen here.
 void check_numbers(const TensorView& seq_idx, const ConvShape& shape) {
   for (std::int64_t b = 0; b < shape.batch; ++b) {
     TensorView row = seq_idx;
@@ -90,7 +102,7 @@ void check_numbers(const TensorView& seq_idx, const ConvShape& shape) {
 }
 
 template <class Args>
-void check_seq_idx(const Args& args, const ConvShape& shape,
+void check_seq_idx(const Args& args, Device device, const ConvShape& shape,
                    std::initializer_list<std::pair<const char*, bool>> apart) {
   if (!args.seq_idx.given()) return;
   check_tensor("seq_idx", args.seq_idx, {shape.batch, shape.tokens}, "(B,T)", LastAxis::any);
@@ -99,7 +111,7 @@ void check_seq_idx(const Args& args, const ConvShape& shape,
     if (given)
       refuse(fmt::format("tfla: seq_idx is given with {}; sequences that it tells apart have no states", name));
   }
-  check_numbers(args.seq_idx, shape);
+  if (device == Device::cpu) check_numbers(args.seq_idx, shape);
 }
 
 template <class Args>
@@ -109,10 +121,11 @@ void add_inputs(OverlapCheck& check, const Args& args) {
   check.input("bias", args.bias);
 }
 
-void check_cache_seqlens(const TensorView& cache, const ConvShape& shape) {
+void check_cache_seqlens(const TensorView& cache, Device device, const ConvShape& shape) {
   if (!cache.given()) return;
   check_tensor("cache_seqlens", cache, {shape.batch}, "(B)", LastAxis::any);
   check_dtype("cache_seqlens", cache, integers);
+  if (device != Device::cpu) return;
   for (std::int64_t b = 0; b < shape.batch; ++b) {
     const std::int64_t count = read_index(cache, b);
     if (count < 0) refuse(fmt::format("tfla: cache_seqlens[{}] is {}; it must not be negative", b, count));
@@ -159,7 +172,7 @@ ConvShape validate(const ConvForward& args, Device device) {
   check_packing(args.cu_seqlens, device, shape);
   check_optional_state("initial_state", args.initial_state, shape);
   check_optional_state("last_state", args.last_state, shape);
-  check_seq_idx(args, shape,
+  check_seq_idx(args, device, shape,
                 {{"cu_seqlens", args.cu_seqlens.given()},
                  {"initial_state", args.initial_state.given()},
                  {"last_state", args.last_state.given()}});
@@ -171,6 +184,7 @@ ConvShape validate(const ConvForward& args, Device device) {
   check.input("initial_state", args.initial_state);
   check.output("y", args.y);
   check.output_in_place_of("last_state", args.last_state, "initial_state");
+  if (device == Device::cuda) shape.aligned = are_aligned({args.x, args.y});
   return shape;
 }
 
@@ -193,7 +207,7 @@ ConvShape validate(const ConvBackward& args, Device device) {
   check_optional_state("initial_state", args.initial_state, shape);
   check_optional_state("dlast_state", args.dlast_state, shape);
   check_optional_state("dinitial_state", args.dinitial_state, shape);
-  check_seq_idx(args, shape,
+  check_seq_idx(args, device, shape,
                 {{"cu_seqlens", args.cu_seqlens.given()},
                  {"initial_state", args.initial_state.given()},
                  {"dlast_state", args.dlast_state.given()},
@@ -210,6 +224,7 @@ ConvShape validate(const ConvBackward& args, Device device) {
   check.output("dweight", args.dweight);
   check.output("dbias", args.dbias);
   check.output("dinitial_state", args.dinitial_state);
+  if (device == Device::cuda) shape.aligned = are_aligned({args.x, args.dy, args.dx});
   return shape;
 }
 
@@ -226,7 +241,7 @@ ConvShape validate(const ConvStep& args, Device device) {
                LastAxis::any);
   check_dtype("state", args.state, floats);
   check_slots(args.slots, device, dense_shape(shape), "state", args.state.shape[0]);
-  check_cache_seqlens(args.cache_seqlens, shape);
+  check_cache_seqlens(args.cache_seqlens, device, shape);
 
   OverlapCheck check;
   add_inputs(check, args);

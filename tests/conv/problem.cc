@@ -14,6 +14,14 @@ using testkit::Tensor;
 
 namespace {
 
+double norm(const Values& values) {
+  double squares = 0;
+  for (const double x : values) squares += x * x;
+  return std::sqrt(squares);
+}
+
+}  // namespace
+
 Tensor index_tensor(DType dtype, std::initializer_list<std::int64_t> shape, const std::vector<std::int64_t>& values) {
   Tensor tensor(dtype, shape);
   for (std::size_t at = 0; at < values.size(); ++at) {
@@ -26,13 +34,57 @@ Tensor index_tensor(DType dtype, std::initializer_list<std::int64_t> shape, cons
   return tensor;
 }
 
-double norm(const Values& values) {
-  double squares = 0;
-  for (const double x : values) squares += x * x;
-  return std::sqrt(squares);
+Execution execution_of(const ConvCase& c) {
+  return {.device = c.device, .threads = c.threads, .portable = c.device == Device::cuda};
 }
 
-}  // namespace
+ConvCase conv_case(ConvKind kind, ConvCase c) {
+  const std::int64_t T = c.tokens;
+  c.silu = kind != ConvKind::plain;
+  c.bias = kind == ConvKind::activated || kind == ConvKind::stateful;
+  c.state = kind == ConvKind::stateful || kind == ConvKind::packed;
+  c.state_dtype = c.dtype == DType::float64 ? DType::float64 : kind == ConvKind::packed ? c.dtype : DType::float32;
+  c.weight_dtype = kind == ConvKind::activated       ? c.dtype
+                   : c.state_dtype == DType::float64 ? DType::float64
+                                                     : DType::float32;
+  if (kind == ConvKind::packed) {
+    c.batch = 1;
+    c.cu_seqlens = {0, T / 4, T / 4, T / 4 + T / 8, T - T / 5};  // one is empty, and padding follows
+  } else if (kind == ConvKind::numbered) {
+    for (std::int64_t b = 0; b < c.batch; ++b)
+      for (std::int64_t t = 0; t < T; ++t) c.seq_idx.push_back(t >= T - 2 ? -1 : (t + 7 * b) * 5 / (T + 1));
+  }
+  return c;
+}
+
+std::vector<ConvCase> conv_cases() {
+  constexpr std::int64_t channels[] = {5, 19, 24, 1};
+  std::vector<ConvCase> all;
+  for (const ConvKind kind : conv_kinds) {
+    for (const DType dtype : conv_dtypes) {
+      for (const ConvLayout layout : {ConvLayout::channels, ConvLayout::tokens, ConvLayout::apart}) {
+        for (const std::int64_t width : {1, 2, 3, 4, 5}) {
+          for (const std::int64_t tokens : {0, 1, 2, 3, 5, 64, 257}) {
+            all.push_back(conv_case(kind, {.tokens = tokens,
+                                           .channels = channels[all.size() % 4],
+                                           .width = width,
+                                           .dtype = dtype,
+                                           .layout = layout}));
+          }
+        }
+      }
+    }
+  }
+  return all;
+}
+
+void ConvOnDevice::SetUp() {
+  if (const std::string reason = why_unavailable(GetParam()); !reason.empty()) GTEST_SKIP() << reason;
+}
+ConvCase ConvOnDevice::here(ConvCase c) {
+  c.device = GetParam();
+  return c;
+}
 
 std::string label(const ConvCase& c) {
   std::ostringstream all;
@@ -41,7 +93,8 @@ std::string label(const ConvCase& c) {
           : c.layout == ConvLayout::tokens ? " along tokens"
                                            : " apart")
       << (c.silu ? " silu" : "") << (c.bias ? " bias" : "") << (c.state ? " state" : "")
-      << (c.cu_seqlens.empty() ? "" : " packed") << (c.seq_idx.empty() ? "" : " numbered");
+      << (c.cu_seqlens.empty() ? "" : " packed") << (c.seq_idx.empty() ? "" : " numbered")
+      << (c.device == Device::cuda ? " cuda" : "");
   return all.str();
 }
 
@@ -68,6 +121,7 @@ void ConvProblem::draw(const TensorView& view, double scale) {
 }
 
 ConvProblem::ConvProblem(const ConvCase& c) : description(c) {
+  testkit::place_buffers(c.device);
   const std::int64_t sequences = c.cu_seqlens.empty() ? c.batch : static_cast<std::int64_t>(c.cu_seqlens.size()) - 1;
   for (Tensor* tensor : {&x_, &y_, &dy_, &dx_}) *tensor = tokens_tensor(c.dtype);
   for (Tensor* tensor : {&weight_, &dweight_}) *tensor = Tensor(c.weight_dtype, {c.channels, c.width});
@@ -126,6 +180,7 @@ void ConvProblem::poison() {
 }
 
 bool ConvProblem::margins_intact() const {
+  testkit::wait_for_buffers();
   bool intact = true;
   for (const Tensor* tensor : {&y_, &last_, &dx_, &dweight_, &dbias_, &dinitial_})
     intact = intact && (!tensor->given() || tensor->buffer->margins_intact());
@@ -162,8 +217,8 @@ Snapshot ConvProblem::contents() const {
 
 Snapshot ConvProblem::run() {
   poison();
-  conv_forward(forward, {.threads = description.threads});
-  conv_backward(backward, {.threads = description.threads});
+  conv_forward(forward, execution_of(description));
+  conv_backward(backward, execution_of(description));
   return contents();
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <iosfwd>
 #include <string>
 #include <vector>
@@ -25,9 +26,42 @@ struct ConvCase {
   bool silu = true, bias = true, state = false;
   std::vector<std::int64_t> cu_seqlens = {}, seq_idx = {};
   int threads = 0;
+  Device device = Device::cpu;
 };
 
 [[nodiscard]] std::string label(const ConvCase& c);
+
+// Where a case runs: on a GPU by portable kernels, which all are.
+[[nodiscard]] Execution execution_of(const ConvCase& c);
+
+// What a case has besides its sizes.
+enum class ConvKind : std::uint8_t { plain, activated, stateful, packed, numbered };
+inline constexpr ConvKind conv_kinds[] = {ConvKind::plain, ConvKind::activated, ConvKind::stateful, ConvKind::packed,
+                                          ConvKind::numbered};
+inline constexpr DType conv_dtypes[] = {DType::float32, DType::float64, DType::bfloat16, DType::float16};
+[[nodiscard]] ConvCase conv_case(ConvKind kind, ConvCase c);
+// Every kind, dtype, layout, width and length.
+[[nodiscard]] std::vector<ConvCase> conv_cases();
+
+// Tests that run on every device that there is.
+class ConvOnDevice : public ::testing::TestWithParam<Device> {
+ protected:
+  void SetUp() override;
+  [[nodiscard]] static ConvCase here(ConvCase c);
+};
+#ifdef TFLA_TEST_CUDA
+#define TFLA_CONV_ON_GPU(Suite) \
+  INSTANTIATE_TEST_SUITE_P(Cuda, Suite, ::testing::Values(Device::cuda), [](const auto&) { return "cuda"; });
+#else
+#define TFLA_CONV_ON_GPU(Suite)
+#endif
+#define TFLA_CONV_ON_DEVICES(Suite) \
+  TFLA_CONV_ON_GPU(Suite)           \
+  INSTANTIATE_TEST_SUITE_P(ConvSmall, Suite, ::testing::Values(Device::cpu), [](const auto&) { return "cpu"; })
+
+// Integers where the device of the last problem sees them.
+[[nodiscard]] testkit::Tensor index_tensor(DType dtype, std::initializer_list<std::int64_t> shape,
+                                           const std::vector<std::int64_t>& values);
 
 // The tensors of a call, with inputs drawn and outputs poisoned.
 class ConvProblem {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <limits>
@@ -26,14 +27,17 @@ ConvStep step_of(const ConvForward& f, std::int64_t begin, std::int64_t count, c
           .options = f.options};
 }
 
+using ConvStepTest = ConvOnDevice;
+using ConvDeterminism = ConvOnDevice;
+
 // States longer than needed, in both orders of axes, plain and as rings, by 1, 2 and 9 tokens at a time.
-TEST(ConvStepSmall, StepsAreTheWholeSequence) {
+TEST_P(ConvStepTest, StepsAreTheWholeSequence) {
   for (const DType dtype : {DType::float32, DType::float64, DType::bfloat16, DType::float16}) {
     for (const std::int64_t width : {1, 2, 4, 5}) {
       for (const std::int64_t length : {width - 1, width + 2}) {
         for (const std::int64_t count : {1, 2, 9}) {
           for (const bool ring : {false, true}) {
-            ConvCase c{.batch = 3, .tokens = 18, .channels = 7, .width = width, .dtype = dtype};
+            ConvCase c = here({.batch = 3, .tokens = 18, .channels = 7, .width = width, .dtype = dtype});
             c.state_dtype = dtype;
             c.layout = ring ? ConvLayout::tokens : ConvLayout::channels;
             ConvProblem problem(c);
@@ -44,9 +48,10 @@ TEST(ConvStepSmall, StepsAreTheWholeSequence) {
             overwrite(view, Values(static_cast<std::size_t>(3 * 7 * length), 0));
             for (std::int64_t t = 0; t < 18; t += count) {
               ConvStep step = step_of(problem.forward, t, count, view);
-              const std::int64_t done[] = {t, t, t};
-              if (ring) step.cache_seqlens = {done, DType::int64, {3}};
-              conv_step(step);
+              const Tensor done = index_tensor(DType::int64, {3}, {t, t, t});
+              if (ring) step.cache_seqlens = done.view;
+              conv_step(step, execution_of(c));
+              testkit::wait_for_buffers();  // before `done` is gone
             }
             EXPECT_TRUE(same_bits(gather(problem.forward.y), whole.at("y"))) << label(c) << " L" << length;
             EXPECT_TRUE(state.buffer->margins_intact());
@@ -65,15 +70,15 @@ TEST(ConvStepSmall, StepsAreTheWholeSequence) {
   }
 }
 
-TEST(ConvStepSmall, SlotsTouchTheirStatesAlone) {
-  ConvCase c{.batch = 3, .tokens = 1, .channels = 5};
+TEST_P(ConvStepTest, SlotsTouchTheirStatesAlone) {
+  const ConvCase c = here({.batch = 3, .tokens = 1, .channels = 5});
   ConvProblem problem(c);
   Tensor state(DType::float32, {4, 3, 5});
   overwrite(state.view, Values(60, 0.5));
-  const std::int32_t slots[] = {2, -1, 0};
+  const Tensor slots = index_tensor(DType::int32, {3}, {2, -1, 0});
   ConvStep step = step_of(problem.forward, 0, 1, state.view);
-  step.slots = {slots, DType::int32, {3}};
-  conv_step(step);
+  step.slots = slots.view;
+  conv_step(step, execution_of(c));
   const Values x = gather(step.x), after = gather(state.view), y = gather(step.y);
   for (std::size_t row = 0; row < 12; ++row) {
     const bool changed = row == 2 || row == 8;  // the newest input of states 0 and 2
@@ -86,18 +91,20 @@ TEST(ConvStepSmall, SlotsTouchTheirStatesAlone) {
   EXPECT_NE(y[0], 0);
 }
 
-TEST(ConvDeterminismSmall, ThreadsRunsAndScratchDoNotMatter) {
+TEST_P(ConvDeterminism, ThreadsRunsAndScratchDoNotMatter) {
   for (const ConvLayout layout : {ConvLayout::channels, ConvLayout::tokens}) {
     for (const DType dtype : {DType::float32, DType::bfloat16}) {
-      ConvCase c{.batch = 2, .tokens = 1100, .channels = 90, .dtype = dtype, .layout = layout, .state = true};
+      const ConvCase c =
+          here({.batch = 2, .tokens = 1100, .channels = 90, .dtype = dtype, .layout = layout, .state = true});
       ConvProblem problem(c);
       const Snapshot expected = problem.run();
       for (const int threads : {1, 2, 3, 8}) {
         problem.description.threads = threads;
         EXPECT_TRUE(same_bits(problem.run(), expected)) << label(c);
       }
-      const ConvPlan forward = conv_plan(problem.forward, {.threads = 3});
-      const ConvPlan backward = conv_plan(problem.backward, {.threads = 3});
+      problem.description.threads = 3;
+      const ConvPlan forward = conv_plan(problem.forward, execution_of(problem.description));
+      const ConvPlan backward = conv_plan(problem.backward, execution_of(problem.description));
       const auto bytes = static_cast<std::int64_t>(std::max(forward.scratch_bytes, backward.scratch_bytes));
       const testkit::Buffer scratch(bytes);
       for (const int fill : {0xFF, 0x7B}) {
@@ -113,9 +120,9 @@ TEST(ConvDeterminismSmall, ThreadsRunsAndScratchDoNotMatter) {
 }
 
 // What one sequence holds, and what padding does, reaches no other.
-TEST(ConvDeterminismSmall, PoisonStaysInItsSequence) {
+TEST_P(ConvDeterminism, PoisonStaysInItsSequence) {
   for (const bool numbered : {false, true}) {
-    ConvCase c{.batch = 1, .tokens = 20, .channels = 3, .bias = false};
+    ConvCase c = here({.batch = 1, .tokens = 20, .channels = 3, .bias = false});
     c.cu_seqlens = numbered ? std::vector<std::int64_t>{} : std::vector<std::int64_t>{0, 6, 15};
     if (numbered) {
       for (std::int64_t t = 0; t < 20; ++t) c.seq_idx.push_back(t < 6 ? 0 : t < 15 ? 1 : -1);
@@ -149,6 +156,44 @@ TEST(ConvDeterminismSmall, PoisonStaysInItsSequence) {
     }
   }
 }
+
+// An input reaches W outputs, and through their slopes the gradients of W-1 inputs on either side.
+TEST_P(ConvDeterminism, PoisonStaysInItsWindow) {
+  constexpr std::int64_t tokens = 40, poisoned = 20;
+  for (const std::int64_t width : {1, 2, 3, 4, 5}) {
+    for (const ConvLayout layout : {ConvLayout::channels, ConvLayout::tokens}) {
+      ConvProblem problem(here({.batch = 1, .tokens = tokens, .channels = 8, .width = width, .layout = layout}));
+      overwrite(slice(problem.forward.x, 1, poisoned, 1), Values(8, std::numeric_limits<double>::quiet_NaN()));
+      const Snapshot results = problem.run();
+      for (std::int64_t t = 0; t < tokens; ++t) {
+        const bool seen = t >= poisoned && t<poisoned + width, near = t> poisoned - width && t < poisoned + width;
+        for (std::int64_t channel = 0; channel < 8; ++channel) {
+          const auto at = static_cast<std::size_t>(t * 8 + channel);
+          EXPECT_EQ(std::isnan(results.at("y")[at]), seen) << "W" << width << " token " << t;
+          EXPECT_EQ(std::isnan(results.at("dx")[at]), near) << "W" << width << " token " << t;
+        }
+      }
+    }
+  }
+}
+
+// In place, and the state of a sequence that is shorter than it.
+TEST_P(ConvDeterminism, TheLastStateMayTakeThePlaceOfTheInitialOne) {
+  for (const std::int64_t tokens : {0, 2, 9}) {
+    ConvProblem problem(here({.tokens = tokens, .channels = 24, .width = 5, .state = true}));
+    const Snapshot expected = problem.run();
+    ConvForward in_place = problem.forward;
+    const Tensor state(DType::float32, {2, 4, 24});
+    testkit::scatter(state.view, gather(problem.forward.initial_state));
+    in_place.initial_state = in_place.last_state = state.view;
+    conv_forward(in_place, execution_of(problem.description));
+    EXPECT_TRUE(same_bits(gather(state.view), expected.at("last_state")));
+    EXPECT_TRUE(same_bits(gather(in_place.y), expected.at("y")));
+  }
+}
+
+TFLA_CONV_ON_DEVICES(ConvStepTest);
+TFLA_CONV_ON_DEVICES(ConvDeterminism);
 
 }  // namespace
 }  // namespace tfla::test

@@ -15,13 +15,13 @@ void run(const Args& args, const ConvPlan& plan, std::byte* memory, const Pass& 
   });
 }
 
-void forward(const ConvForward& args, const ConvPlan& plan, std::byte* scratch) {
+void forward(const ConvForward& args, const ConvPlan& plan, std::byte* scratch, void* /*stream*/) {
   run(args, plan, scratch, [](const auto&... all) { run_forward(all...); });
 }
-void backward(const ConvBackward& args, const ConvPlan& plan, std::byte* scratch) {
+void backward(const ConvBackward& args, const ConvPlan& plan, std::byte* scratch, void* /*stream*/) {
   run(args, plan, scratch, [](const auto&... all) { run_backward(all...); });
 }
-void step(const ConvStep& args, const ConvPlan& plan, std::byte* scratch) {
+void step(const ConvStep& args, const ConvPlan& plan, std::byte* scratch, void* /*stream*/) {
   run(args, plan, scratch, [](const auto&... all) { run_step(all...); });
 }
 

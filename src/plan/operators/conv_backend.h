@@ -1,4 +1,4 @@
-// The convolution of the CPU, as the API sees it.
+// The convolution of a backend, as the API sees it.
 #pragma once
 
 #include <cstddef>
@@ -8,12 +8,13 @@
 namespace tfla {
 
 struct ConvBackend {
-  void (*forward)(const ConvForward& args, const ConvPlan& plan, std::byte* scratch);
-  void (*backward)(const ConvBackward& args, const ConvPlan& plan, std::byte* scratch);
-  void (*step)(const ConvStep& args, const ConvPlan& plan, std::byte* scratch);
+  void (*forward)(const ConvForward& args, const ConvPlan& plan, std::byte* scratch, void* stream);
+  void (*backward)(const ConvBackward& args, const ConvPlan& plan, std::byte* scratch, void* stream);
+  void (*step)(const ConvStep& args, const ConvPlan& plan, std::byte* scratch, void* stream);
 };
 
 [[nodiscard]] const ConvBackend& cpu_conv_backend();
+[[nodiscard]] const ConvBackend* cuda_conv_backend();  // null in a build without CUDA
 [[nodiscard]] std::size_t cpu_scratch_bytes(const ConvPlan& plan);
 
 }  // namespace tfla

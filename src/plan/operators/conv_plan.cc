@@ -8,6 +8,7 @@
 #include "plan/arithmetic.h"
 #include "plan/backend.h"
 #include "plan/operators/conv_backend.h"
+#include "plan/operators/conv_cuda.h"
 
 namespace tfla {
 
@@ -58,7 +59,7 @@ void count(ConvPlan& plan) {
 
 }  // namespace
 
-ConvPlan make_conv_plan(Operation operation, const ConvShape& shape, const ConvOptions& options,
+ConvPlan make_conv_plan(Operation operation, const ConvShape& shape, const ConvOptions& options, const ConvGiven& given,
                         const Execution& execution) {
   ConvPlan plan{.operation = operation,
                 .device = execution.device,
@@ -66,10 +67,16 @@ ConvPlan make_conv_plan(Operation operation, const ConvShape& shape, const ConvO
                 .options = options,
                 .compute = shape.dtype == DType::float64 ? DType::float64 : DType::float32,
                 .threads = execution.threads > 0 ? execution.threads : cpu_threads()};
+  count(plan);
+  if (execution.device == Device::cuda) {
+    plan.gpu = execution.gpu ? *execution.gpu : backend(Device::cuda).facts();
+    plan.given = given;
+    plan_conv_cuda(plan);
+    return plan;
+  }
   choose_ranges(plan);
   use_threads(plan);
   plan.scratch_bytes = cpu_scratch_bytes(plan);
-  count(plan);
   return plan;
 }
 
@@ -84,9 +91,20 @@ std::string describe(const ConvPlan& plan) {
                             shape.width));
   line("types", fmt::format("tensors {}, arithmetic {}", name(shape.dtype), name(plan.compute)));
   line("memory", shape.along_tokens ? "tokens side by side" : "channels side by side");
-  line("device", fmt::format("cpu, {} thread{}", plan.threads, plan.threads == 1 ? "" : "s"));
-  line("span", fmt::format("{} tokens and {} channels that a thread takes at a time", plan.span, plan.panel));
-  line("tile", fmt::format("{} tokens in the cache together", plan.tile));
+  if (plan.device == Device::cuda) {
+    line("device", fmt::format("cuda, sm_{}, {} multiprocessors", plan.gpu.capability, plan.gpu.multiprocessors));
+    std::string all;
+    for (const Launch& launch : plan.launches)
+      all += fmt::format("{}{}", all.empty() ? "" : ", ", name(static_cast<ConvKernel>(launch.kernel)));
+    line("kernels", all);
+    line("span", fmt::format("{} tokens for {} thread{}", plan.span, conv_lanes(plan.shape),
+                             conv_lanes(plan.shape) == 1 ? "" : "s"));
+    line("tile", fmt::format("{} tokens and {} channels that a thread takes at a time", plan.tile, plan.panel));
+  } else {
+    line("device", fmt::format("cpu, {} thread{}", plan.threads, plan.threads == 1 ? "" : "s"));
+    line("span", fmt::format("{} tokens and {} channels that a thread takes at a time", plan.span, plan.panel));
+    line("tile", fmt::format("{} tokens in the cache together", plan.tile));
+  }
   line("scratch", fmt::format("{} bytes", plan.scratch_bytes));
   line("FLOPs", fmt::format("{:.4g}", plan.flops));
   line("bytes", fmt::format("{:.4g} moved at least", plan.bytes));

@@ -6,6 +6,9 @@
 namespace tfla {
 
 [[nodiscard]] ConvPlan make_conv_plan(Operation operation, const ConvShape& shape, const ConvOptions& options,
-                                      const Execution& execution);
+                                      const ConvGiven& given, const Execution& execution);
+
+// The device cuda: ranges, launches and scratch.
+void plan_conv_cuda(ConvPlan& plan);
 
 }  // namespace tfla
