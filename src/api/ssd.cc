@@ -16,10 +16,10 @@ namespace tfla {
 
 namespace {
 
-// The tests of the CUDA kernels have not run on a GPU, so that only calls which ask for portable kernels reach them:
-// those of the tests.
+// The tests of the CUDA kernels have not run on a GPU, so that only calls which ask for such kernels reach them: those
+// of the tests.
 void check_execution(const Execution& execution) {
-  if (execution.device == Device::cuda && !execution.portable) {
+  if (execution.device == Device::cuda && !execution.untested) {
     throw Unavailable("tfla: the state space dual has no CUDA kernels yet; use the device cpu");
   }
   validate_execution(execution);
@@ -35,7 +35,10 @@ template <class Args>
 SsdGiven given_in(const Args& args) {
   SsdGiven given{.D = args.D.given(), .z = args.z.given()};
   if constexpr (!std::is_same_v<Args, SsdStep>) given.initial_state = args.initial_state.given();
-  if constexpr (std::is_same_v<Args, SsdForward>) given.last_state = args.last_state.given();
+  if constexpr (std::is_same_v<Args, SsdForward>) {
+    given.last_state = args.last_state.given();
+    given.aligned = has_aligned_epilogue(args);
+  }
   if constexpr (std::is_same_v<Args, SsdBackward>) {
     given.last_state = args.dlast_state.given();
     given.dinitial_state = args.dinitial_state.given();
@@ -57,7 +60,9 @@ void check_call(const SsdPlan& plan, Operation operation, const Args& args, std:
     refuse("tfla: plan was made for another operation, shape or other options; plan these arguments again");
   }
   if (plan.scan.device == Device::cuda && plan.given != given_in(args)) {
-    refuse("tfla: plan was made for a call with other optional tensors; plan these arguments again");
+    refuse(
+        "tfla: plan was made for a call with other optional tensors, or other rows of y, z and ungated; plan these "
+        "arguments again");
   }
   if (!aligned && needs_alignment(plan.scan)) {
     refuse("tfla: plan was made for tensors whose rows begin on 16 bytes, in a dense batch; plan these arguments");

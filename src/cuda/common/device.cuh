@@ -51,6 +51,16 @@ __device__ __forceinline__ T* row_of(const Strided& tensor, int batch, std::int6
 template <class T>
 using GateWork = std::conditional_t<is_16_bit<T>, float, double>;
 
+// sigmoid(x). That of 16-bit tensors takes two instructions of the hardware: their rounding hides the difference, and
+// the division would take longer than memory.
+template <class T, class Real>
+__device__ __forceinline__ Real sigmoid_of(Real x) {
+  if constexpr (is_16_bit<T>)
+    return __fdividef(1.0F, 1 + arch::exp2(-x * static_cast<float>(log2_e)));
+  else
+    return sigmoid(x);
+}
+
 // Raw gates become log f and log i. NaN stays.
 template <class Work>
 __device__ __forceinline__ void take_logs(const Rules& rules, Work& forget, Work& input) {

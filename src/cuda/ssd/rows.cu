@@ -10,16 +10,6 @@ namespace {
 
 constexpr int few_tokens = 16;  // of a CTA that sums nothing up
 
-// sigmoid(x). That of 16-bit tensors takes two instructions of the hardware: their rounding hides the difference, and
-// the division would take longer than memory.
-template <class T, class Real>
-__device__ __forceinline__ Real sigmoid_of(Real x) {
-  if constexpr (is_16_bit<T>)
-    return __fdividef(1.0F, 1 + arch::exp2(-x * static_cast<float>(log2_e)));
-  else
-    return sigmoid(x);
-}
-
 template <class T, bool Wide>
 __global__ void __launch_bounds__(row_threads) epilogue_kernel(Call<typename Config<T>::Real> call, int ctas) {
   using Real = typename Config<T>::Real;
