@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "plan/backend.h"
+#include "plan/cuda_plan.h"
 #include "plan/operators/ssd_cuda.h"
 #include "tests/ssd/cases.h"
 
@@ -23,6 +24,11 @@ TEST_P(SsdAccuracy, WithinBounds) {
   if (!GetParam().portable && backend(Device::cuda).facts().capability != 90)
     GTEST_SKIP() << "tfla: this GPU is not a Hopper";
   SsdProblem problem(GetParam());
+  if (!GetParam().portable) {
+    const SsdPlan plan = ssd_plan(problem.forward, execution_of(GetParam()));
+    EXPECT_TRUE(runs_on_hopper(plan.scan)) << describe(plan);
+    EXPECT_EQ(has_fused_epilogue(plan), GetParam().shape.dtype == DType::bfloat16) << describe(plan);
+  }
   const SsdJudge judge(problem);
   EXPECT_TRUE(judge.within_bounds(run_forward(problem)));
   EXPECT_TRUE(problem.surroundings_intact());

@@ -277,6 +277,13 @@ std::vector<SsdCase> ssd_hopper_regimes() {
       if (item_size(c.shape.dtype) != 2) continue;
       c.portable = false;
       all.push_back(c);
+      if (!c.options.dt_softplus) continue;
+      c.options.dt_softplus = c.dt_bias = false;  // time steps of exactly 0
+      if (c.regime == SsdRegime::edges) {
+        c.options.dt_min = 0x1p-5;
+        c.options.dt_max = 0x1p-4;
+      }
+      all.push_back(c);
     }
   }
   return all;
