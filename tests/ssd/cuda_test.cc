@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "plan/operators/ssd_cuda.h"
 #include "tests/ssd/parts.h"
@@ -173,26 +174,32 @@ TEST_F(CudaSsd, UngatedIsOptional) {
   }
 }
 
-// Rows of z that tensor maps cannot describe: the epilogue is a launch of its own.
-TEST_F(CudaSsd, RowsOfZMayLieAnywhere) {
+// Rows of z, y or ungated that tensor maps cannot describe: the epilogue is a launch of its own.
+TEST_F(CudaSsd, RowsOfAnEpilogueMayLieAnywhere) {
   const SsdSize s{2, 150, 1, 2, 64, 64, 0, {}};
   SsdProblem problem(on_cuda(ssd_case(s, DType::bfloat16), false));
   const Execution execution = execution_of(problem.description);
+  const SsdJudge judge(problem);
   const SsdPlan aligned = ssd_plan(problem.forward, execution);
+  EXPECT_EQ(has_fused_epilogue(aligned), aligned.scan.gpu.capability == 90) << describe(aligned);
   const Tensor rows(DType::bfloat16, {s.batch, s.tokens, s.heads, s.P + 1});
-  SsdForward crooked = problem.forward;
-  crooked.z = slice(rows.view, 3, 1, s.P);
-  overwrite(crooked.z, gather(problem.forward.z));
-  const SsdPlan plan = ssd_plan(crooked, execution);
-  EXPECT_FALSE(has_fused_epilogue(plan)) << describe(plan);
-  EXPECT_EQ(has_fused_epilogue(aligned), plan.scan.gpu.capability == 90) << describe(aligned);
-  const testkit::Buffer scratch(static_cast<std::int64_t>(std::max(plan.scratch_bytes, aligned.scratch_bytes)));
-  problem.poison_forward();
-  const Snapshot before = snapshot(outputs(crooked));
-  EXPECT_THROW(ssd_forward(crooked, aligned, std::span(scratch.data(), aligned.scratch_bytes)), InvalidArgument);
-  EXPECT_TRUE(same_bits(snapshot(outputs(crooked)), before));
-  ssd_forward(crooked, plan, std::span(scratch.data(), plan.scratch_bytes));
-  EXPECT_TRUE(SsdJudge(problem).within_bounds(snapshot(outputs(crooked))));
+  const MutableTensorView crooked = slice(rows.view, 3, 1, s.P);
+  std::vector<SsdForward> calls(3, problem.forward);
+  calls[0].z = crooked;
+  calls[1].y = crooked;
+  calls[2].ungated = crooked;
+  for (const SsdForward& args : calls) {
+    problem.poison_forward();
+    overwrite(crooked, gather(problem.forward.z));
+    const SsdPlan plan = ssd_plan(args, execution);
+    EXPECT_FALSE(has_fused_epilogue(plan)) << describe(plan);
+    const testkit::Buffer scratch(static_cast<std::int64_t>(std::max(plan.scratch_bytes, aligned.scratch_bytes)));
+    const Snapshot before = snapshot(outputs(args));
+    EXPECT_THROW(ssd_forward(args, aligned, std::span(scratch.data(), aligned.scratch_bytes)), InvalidArgument);
+    EXPECT_TRUE(same_bits(snapshot(outputs(args)), before));
+    ssd_forward(args, plan, std::span(scratch.data(), plan.scratch_bytes));
+    EXPECT_TRUE(judge.within_bounds(snapshot(outputs(args))));
+  }
 }
 
 }  // namespace
