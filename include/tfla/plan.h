@@ -76,6 +76,7 @@ struct Execution {
   int threads = 0;                      // cpu: 0 is as many as OpenMP would use
   void* stream = nullptr;               // cuda: a cudaStream_t; calls are enqueued on it and return at once
   bool portable = false;                // cuda: only the kernels that every GPU has, to compare with
+  bool untested = false;                // cuda: operators too whose tests no GPU has run
   std::optional<DeviceFacts> gpu = {};  // cuda: plan for this GPU; default: the current one
 };
 

@@ -91,13 +91,14 @@ struct SsdStep {
   SsdOptions options = {};
 };
 
-// Which optional tensors a call has, as far as its launches depend on them.
+// Which optional tensors a call has and how they lie, as far as its launches depend on them.
 struct SsdGiven {
   bool D = true;
   bool z = true;
   bool initial_state = true;
   bool last_state = true;  // backward: dlast_state
   bool dinitial_state = true;
+  bool aligned = true;  // forward: rows of y, z and ungated lie as the fastest GPU kernels want them
 
   bool operator==(const SsdGiven&) const = default;
 };

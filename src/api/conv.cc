@@ -14,15 +14,6 @@ namespace tfla {
 
 namespace {
 
-// The tests of the CUDA kernels have not run on a GPU, so that only calls which ask for portable kernels reach them:
-// those of the tests.
-void check_device(const Execution& execution) {
-  if (execution.device == Device::cuda && !execution.portable) {
-    throw Unavailable("tfla: the convolution has no CUDA kernels yet; use the device cpu");
-  }
-  validate_execution(execution);
-}
-
 // Throws Unavailable where the build has no such backend.
 const ConvBackend& conv_backend(Device device) {
   (void)backend(device);
@@ -39,7 +30,7 @@ ConvGiven given_in(const Args& args) {
 
 template <class Args>
 ConvPlan plan_of(Operation operation, const Args& args, const Execution& execution) {
-  check_device(execution);
+  validate_untested(execution, "the convolution");
   return make_conv_plan(operation, validate(args, execution.device), args.options, given_in(args), execution);
 }
 
@@ -70,7 +61,7 @@ void plan_and_run(const Args& args, const Execution& execution,
 
 ConvPlan conv_plan(Operation operation, const ConvShape& shape, const ConvOptions& options,
                    const Execution& execution) {
-  check_device(execution);
+  validate_untested(execution, "the convolution");
   validate_options(options, operation);
   validate_shape(shape);
   return make_conv_plan(operation, shape, options, {}, execution);

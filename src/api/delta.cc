@@ -15,15 +15,6 @@ namespace tfla {
 
 namespace {
 
-// The tests of the CUDA kernels have not run on a GPU, so that only calls which ask for portable kernels reach them:
-// those of the tests.
-void check_device(const Execution& execution) {
-  if (execution.device == Device::cuda && !execution.portable) {
-    throw Unavailable("tfla: the delta rule has no CUDA kernels yet; use the device cpu");
-  }
-  validate_execution(execution);
-}
-
 // Throws Unavailable where the build has no such backend.
 const DeltaBackend& delta_backend(Device device) {
   (void)backend(device);
@@ -36,7 +27,7 @@ void check_current_gpu(const Execution& execution) {
 
 template <class Args>
 DeltaPlan plan_of(Operation operation, const Args& args, const Execution& execution) {
-  check_device(execution);
+  validate_untested(execution, "the delta rule");
   return make_delta_plan(operation, validate(args, execution.device), args.options, execution);
 }
 
@@ -57,7 +48,7 @@ void check_call(const DeltaPlan& plan, Operation operation, const Args& args, st
 
 DeltaPlan delta_plan(Operation operation, const DeltaShape& shape, const DeltaOptions& options,
                      const Execution& execution) {
-  check_device(execution);
+  validate_untested(execution, "the delta rule");
   validate_options(options, operation);
   validate_shape(shape);
   return make_delta_plan(operation, shape, options, execution);

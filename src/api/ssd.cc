@@ -16,15 +16,6 @@ namespace tfla {
 
 namespace {
 
-// The tests of the CUDA kernels have not run on a GPU, so that only calls which ask for portable kernels reach them:
-// those of the tests.
-void check_execution(const Execution& execution) {
-  if (execution.device == Device::cuda && !execution.portable) {
-    throw Unavailable("tfla: the state space dual has no CUDA kernels yet; use the device cpu");
-  }
-  validate_execution(execution);
-}
-
 // Throws Unavailable where the build has no such backend.
 const SsdBackend& ssd_backend(Device device) {
   (void)backend(device);
@@ -35,7 +26,10 @@ template <class Args>
 SsdGiven given_in(const Args& args) {
   SsdGiven given{.D = args.D.given(), .z = args.z.given()};
   if constexpr (!std::is_same_v<Args, SsdStep>) given.initial_state = args.initial_state.given();
-  if constexpr (std::is_same_v<Args, SsdForward>) given.last_state = args.last_state.given();
+  if constexpr (std::is_same_v<Args, SsdForward>) {
+    given.last_state = args.last_state.given();
+    given.aligned = has_aligned_epilogue(args);
+  }
   if constexpr (std::is_same_v<Args, SsdBackward>) {
     given.last_state = args.dlast_state.given();
     given.dinitial_state = args.dinitial_state.given();
@@ -45,7 +39,7 @@ SsdGiven given_in(const Args& args) {
 
 template <class Args>
 SsdPlan plan_of(Operation operation, const Args& args, const Execution& execution) {
-  check_execution(execution);
+  validate_untested(execution, "the state space dual");
   return make_ssd_plan(operation, validate(args, execution.device), args.options, given_in(args), execution);
 }
 
@@ -57,7 +51,9 @@ void check_call(const SsdPlan& plan, Operation operation, const Args& args, std:
     refuse("tfla: plan was made for another operation, shape or other options; plan these arguments again");
   }
   if (plan.scan.device == Device::cuda && plan.given != given_in(args)) {
-    refuse("tfla: plan was made for a call with other optional tensors; plan these arguments again");
+    refuse(
+        "tfla: plan was made for a call with other optional tensors, or other rows of y, z and ungated; plan these "
+        "arguments again");
   }
   if (!aligned && needs_alignment(plan.scan)) {
     refuse("tfla: plan was made for tensors whose rows begin on 16 bytes, in a dense batch; plan these arguments");
@@ -78,7 +74,7 @@ void plan_and_run(const Args& args, const Execution& execution,
 }  // namespace
 
 SsdPlan ssd_plan(Operation operation, const MlstmShape& shape, const SsdOptions& options, const Execution& execution) {
-  check_execution(execution);
+  validate_untested(execution, "the state space dual");
   validate_options(options, operation);
   validate_shape(shape);
   return make_ssd_plan(operation, shape, options, {}, execution);

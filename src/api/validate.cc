@@ -216,6 +216,12 @@ void validate_execution(const Execution& execution) {
   }
 }
 
+void validate_untested(const Execution& execution, std::string_view operator_name) {
+  if (execution.device == Device::cuda && !execution.untested)
+    throw Unavailable(fmt::format("tfla: {} has no CUDA kernels yet; use the device cpu", operator_name));
+  validate_execution(execution);
+}
+
 MlstmShape validate(const MlstmForward& args, Device device) {
   validate_options(args.options, Operation::forward);
   MlstmShape shape = check_inputs(args);

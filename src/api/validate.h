@@ -1,6 +1,8 @@
 // Every error a caller can make is found here, before anything is written, and said in one sentence.
 #pragma once
 
+#include <string_view>
+
 #include "tfla/plan.h"
 
 namespace tfla {
@@ -19,5 +21,8 @@ namespace tfla {
 void validate_shape(const MlstmShape& shape);
 void validate_options(const MlstmOptions& options, Operation operation);
 void validate_execution(const Execution& execution);
+// The same for an operator, by its name in a sentence, whose CUDA kernels no GPU has run: only calls that ask for such
+// kernels reach them, those of the tests.
+void validate_untested(const Execution& execution, std::string_view operator_name);
 
 }  // namespace tfla

@@ -127,6 +127,12 @@ void validate_options(const SsdOptions& options, Operation operation) {
   }
 }
 
+bool has_aligned_epilogue(const SsdForward& args) {
+  const std::int64_t packed_tokens = args.cu_seqlens.given() ? args.x.shape[1] : 0;
+  const auto lies_well = [&](const TensorView& view) { return !view.given() || has_tensor_map(view, packed_tokens); };
+  return lies_well(args.y) && lies_well(args.z) && lies_well(args.ungated);
+}
+
 MlstmShape validate(const SsdForward& args, Device device) {
   validate_options(args.options, Operation::forward);
   MlstmShape shape = check_inputs(args);

@@ -11,6 +11,9 @@ namespace tfla {
 [[nodiscard]] MlstmShape validate(const SsdBackward& args, Device device);
 [[nodiscard]] MlstmShape validate(const SsdStep& args, Device device);
 
+// Whether the rows of y, z and ungated lie as the fastest GPU kernels want them.
+[[nodiscard]] bool has_aligned_epilogue(const SsdForward& args);
+
 void validate_options(const SsdOptions& options, Operation operation);
 
 }  // namespace tfla

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <string>
 
+#include "cuda/epilogue.h"
 #include "cuda/make_call.h"
 #include "cuda/record.h"
 #include "cuda/slice.h"
@@ -61,7 +62,7 @@ void launch_portable(const Launch& launch, const Plan& plan, const Call<typename
 
 // Hopper's. T: bfloat16 or float16.
 template <class T>
-void launch_hopper(const Launch& launch, const Call<float>& call, cudaStream_t stream) {
+void launch_hopper(const Launch& launch, const Call<float>& call, const Epilogue& epilogue, cudaStream_t stream) {
   const bool rest = is(launch, variant::rest_of_dqk);
   const KernelRow& row = row_of(launch);
   const sm90::TileSize tile{row.rows, row.columns};
@@ -71,6 +72,7 @@ void launch_hopper(const Launch& launch, const Call<float>& call, cudaStream_t s
     case Kernel::segment_scan: return sm90::launch_packed_segment_scan(call, false, stream);
     case Kernel::states: return sm90::launch_states<T>(call, tile, stream);
     case Kernel::forward:
+      if (is(launch, variant::epilogue)) return sm90::launch_forward_with_epilogue(call, epilogue, tile, stream);
       return row.rows > hopper::dqk_of_a_pass ? sm90::launch_forward_part(call, rest, stream)
                                               : sm90::launch_forward<T>(call, tile, stream);
     case Kernel::grad_segment_totals: return sm90::launch_segment_totals<T>(call, tile, Time::reverse, false, stream);
@@ -99,12 +101,14 @@ bool takes_part_of_dqk(const Launch& launch, const Plan& plan) {
 }
 
 template <class T>
-void run_launch(const Launch& launch, const Plan& plan, Call<typename Config<T>::Real>& call, cudaStream_t stream) {
+void run_launch(const Launch& launch, const Plan& plan, Call<typename Config<T>::Real>& call, cudaStream_t stream,
+                const Epilogue& epilogue = {}) {
   using Real = typename Config<T>::Real;
   const KernelRow& row = row_of(launch);
   if (row.kernel == Kernel::gates) {
     Call<Real> own = call;
     if (!is(launch, variant::token_blocks)) own.gates.block_u = nullptr;
+    if (epilogue.ungated.data != nullptr) own.tensors.dv = epilogue.ungated;  // padding has rows of zeros there too
     return launch_gates(own, row.needs == Needs::clusters, stream);
   }
   if (row.kernel == Kernel::grad_gates) {
@@ -119,10 +123,10 @@ void run_launch(const Launch& launch, const Plan& plan, Call<typename Config<T>:
     if (row.kernel == Kernel::copy_state) return copy_initial_state(call, stream);
     if (takes_part_of_dqk(launch, plan)) {
       const Call<float> part = sm90::part_of_dqk(call, is(launch, variant::rest_of_dqk));
-      return row.needs == Needs::sm90a ? launch_hopper<T>(launch, part, stream)
+      return row.needs == Needs::sm90a ? launch_hopper<T>(launch, part, epilogue, stream)
                                        : launch_portable<T>(launch, plan, part, stream);
     }
-    if (row.needs == Needs::sm90a) return launch_hopper<T>(launch, call, stream);
+    if (row.needs == Needs::sm90a) return launch_hopper<T>(launch, call, epilogue, stream);
   }
   launch_portable<T>(launch, plan, call, stream);
 }
@@ -176,7 +180,8 @@ void check_gpu(const Plan& plan) {
 }
 
 template <class T>
-void forward_as(const MlstmForward& args, const Plan& plan, std::byte* scratch, cudaStream_t stream) {
+void forward_as(const MlstmForward& args, const Plan& plan, const Epilogue& epilogue, std::byte* scratch,
+                cudaStream_t stream) {
   using Real = typename Config<T>::Real;
   const Layout layout = lay_out(plan);
   const Buffers at(layout, scratch, args.saved.data());
@@ -191,7 +196,7 @@ void forward_as(const MlstmForward& args, const Plan& plan, std::byte* scratch, 
   call.carried.C_last = strided_state(args.last_state.C);
   call.carried.n_last = strided_state(args.last_state.n);
   call.carried.m_last = strided_state(args.last_state.m);
-  for (const Launch& launch : plan.launches) run_launch<T>(launch, plan, call, stream);
+  for (const Launch& launch : plan.launches) run_launch<T>(launch, plan, call, stream, epilogue);
 }
 
 // Where Hopper's kernels leave dq and dk of every head.
@@ -243,9 +248,7 @@ void backward_as(const MlstmBackward& args, const Plan& plan, const Call<typenam
 }
 
 void forward(const MlstmForward& args, const Plan& plan, std::byte* scratch, void* stream) {
-  check_gpu(plan);
-  with_type(plan,
-            [&](auto type) { forward_as<decltype(type)>(args, plan, scratch, static_cast<cudaStream_t>(stream)); });
+  forward_with_epilogue(args, plan, {}, scratch, stream);
 }
 
 void backward(const MlstmBackward& args, const Plan& plan, std::byte* scratch, void* stream) {
@@ -296,6 +299,14 @@ void release_shared(std::byte* memory) { cudaFreeHost(memory); }
 void synchronize() { check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
 
 }  // namespace
+
+void forward_with_epilogue(const MlstmForward& args, const Plan& plan, const Epilogue& epilogue, std::byte* scratch,
+                           void* stream) {
+  check_gpu(plan);
+  with_type(plan, [&](auto type) {
+    forward_as<decltype(type)>(args, plan, epilogue, scratch, static_cast<cudaStream_t>(stream));
+  });
+}
 
 }  // namespace tfla::cuda
 

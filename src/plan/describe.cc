@@ -36,6 +36,7 @@ std::string describe(const Launch& launch, Device device) {
   if (is(launch, variant::keeps_states)) text += "; leaves states";
   if (is(launch, variant::token_blocks)) text += "; with vectors of token blocks";
   if (is(launch, variant::one_term)) text += "; keys rounded once";
+  if (is(launch, variant::epilogue)) text += "; with D x and silu(z)";
   if (row.kernel == Kernel::forward && row.rows > 256)
     text += is(launch, variant::rest_of_dqk) ? "; the rest of dqk" : "; the first 256 of dqk";
   return text;

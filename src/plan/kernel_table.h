@@ -85,10 +85,14 @@ struct KernelRow {
   int rows = 0, columns = 0;     // of dqk and dhv in one CTA's tile; 0: a loop goes over all of them
   unsigned batches = any_batch;  // dense, packed
   unsigned keeps_states = 0;     // of which batches it leaves states to backward
+  unsigned epilogues = 0;        // of which bfloat16 batches it may end as the state space dual does
 
   [[nodiscard]] constexpr bool takes(const MlstmShape& shape) const {
     return (types & type_bit(shape.dtype)) != 0 && dqk.has(shape.dqk) && dhv.has(shape.dhv) &&
            (batches & (shape.packed ? packed : dense)) != 0;
+  }
+  [[nodiscard]] constexpr bool has_epilogue(const MlstmShape& shape) const {
+    return shape.dtype == DType::bfloat16 && (epilogues & (shape.packed ? packed : dense)) != 0;
   }
   [[nodiscard]] constexpr KernelRow of(unsigned some_types) const {
     KernelRow row = *this;
@@ -103,6 +107,11 @@ struct KernelRow {
   [[nodiscard]] constexpr KernelRow keeping(unsigned some_batches) const {
     KernelRow row = *this;
     row.keeps_states = some_batches;
+    return row;
+  }
+  [[nodiscard]] constexpr KernelRow with_epilogue(unsigned some_batches) const {
+    KernelRow row = *this;
+    row.epilogues = some_batches;
     return row;
   }
 };
@@ -163,10 +172,10 @@ inline constexpr auto kernel_table = std::to_array<KernelRow>({
 
     // Hopper: H, with the state in registers
     sm90a(Kernel::copy_state, half_types),
-    sm90a(Kernel::forward, half_types, to(64),  to(64),    64,  64).keeping(any_batch),
-    sm90a(Kernel::forward, half_types, to(64),  above(64), 64,  128).keeping(any_batch),
-    sm90a(Kernel::forward, half_types, to(128), to(64),    128, 64).keeping(any_batch),
-    sm90a(Kernel::forward, half_types, to(128), above(64), 128, 128).keeping(any_batch),
+    sm90a(Kernel::forward, half_types, to(64),  to(64),    64,  64).keeping(any_batch).with_epilogue(any_batch),
+    sm90a(Kernel::forward, half_types, to(64),  above(64), 64,  128).keeping(any_batch).with_epilogue(any_batch),
+    sm90a(Kernel::forward, half_types, to(128), to(64),    128, 64).keeping(any_batch).with_epilogue(any_batch),
+    sm90a(Kernel::forward, half_types, to(128), above(64), 128, 128).keeping(any_batch).with_epilogue(any_batch),
     sm90a(Kernel::forward, bf16,       to(256), to(64),    256, 64).keeping(dense),   // fp16: shared memory
     sm90a(Kernel::forward, half_types, to(256), above(64), 256, 128).keeping(dense),  // packed: registers
     sm90a(Kernel::forward, bf16,       {256, 512}, any_size, 512, 128).on(dense),     // two launches: registers
@@ -258,6 +267,7 @@ inline constexpr unsigned normalized = 4;    // forward divides by denominators
 inline constexpr unsigned token_blocks = 8;  // gates: also the vectors of token blocks, for grad_states_v
 inline constexpr unsigned one_term = 16;     // segment_totals: keys rounded once, where no states are kept
 inline constexpr unsigned rest_of_dqk = 32;  // the second pass over dqk above 256
+inline constexpr unsigned epilogue = 64;     // forward of the state space dual: H + D x, times silu(z)
 }  // namespace variant
 
 [[nodiscard]] inline const KernelRow& row_of(const Launch& launch) { return kernel_table.at(launch.kernel); }

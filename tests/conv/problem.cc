@@ -35,7 +35,7 @@ Tensor index_tensor(DType dtype, std::initializer_list<std::int64_t> shape, cons
 }
 
 Execution execution_of(const ConvCase& c) {
-  return {.device = c.device, .threads = c.threads, .portable = c.device == Device::cuda};
+  return {.device = c.device, .threads = c.threads, .portable = c.device == Device::cuda, .untested = true};
 }
 
 ConvCase conv_case(ConvKind kind, ConvCase c) {

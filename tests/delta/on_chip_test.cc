@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/operators/delta_cuda.h"
 #include "tests/delta/parts.h"
 #include "tests/delta/problem.h"
 #include "tests/support/pairwise.h"
@@ -98,6 +99,8 @@ class DeltaOnChip : public ::testing::TestWithParam<DeltaCase> {};
 TEST_P(DeltaOnChip, WithinBounds) {
   if (const std::string reason = why_unavailable(GetParam().device); !reason.empty()) GTEST_SKIP() << reason;
   DeltaProblem problem(GetParam());
+  const DeltaPlan plan = delta_plan(problem.forward, {.device = Device::cuda, .untested = true});
+  ASSERT_TRUE(launches(plan, DeltaKernel::forward_on_chip)) << describe(plan);
   const DeltaJudge judge(problem);
   const Snapshot first = run_forward(problem);
   EXPECT_TRUE(judge.within_bounds(first));

@@ -1,10 +1,5 @@
 #include "tests/delta/problem.h"
 
-#include "api/scratch.h"
-#include "api/validate_delta.h"
-#include "plan/operators/delta_cuda.h"
-#include "plan/operators/delta_plan.h"
-
 namespace tfla::test {
 
 Snapshot snapshot(const Outputs& views) {
@@ -16,28 +11,15 @@ Snapshot snapshot(const Outputs& views) {
 namespace {
 
 Execution execution_of(const DeltaProblem& problem) {
-  const Device device = problem.description.device;
-  return {.device = device, .threads = problem.description.threads, .portable = device == Device::cuda};
-}
-
-// By a plan of its own: public calls are refused until these kernels have run on a GPU.
-void run_on_chip(const DeltaForward& args) {
-  const DeltaPlan plan =
-      make_delta_plan(Operation::forward, validate(args, Device::cuda), args.options, {.device = Device::cuda});
-  ASSERT_TRUE(launches(plan, DeltaKernel::forward_on_chip)) << describe(plan);
-  const OwnScratch scratch(plan.device, plan.scratch_bytes, nullptr);
-  delta_forward(args, plan, {scratch.data(), plan.scratch_bytes});
+  const DeltaCase& c = problem.description;
+  return {.device = c.device, .threads = c.threads, .portable = !c.on_chip, .untested = true};
 }
 
 }  // namespace
 
 Snapshot run_forward(DeltaProblem& problem) {
   problem.poison();
-  if (problem.description.on_chip) {
-    run_on_chip(problem.forward);
-  } else {
-    delta_forward(problem.forward, execution_of(problem));
-  }
+  delta_forward(problem.forward, execution_of(problem));
   return snapshot(outputs(problem.forward));
 }
 

@@ -18,7 +18,7 @@ namespace {
 
 constexpr Operation operations[] = {Operation::forward, Operation::backward, Operation::step};
 
-Execution on(const KnownGpu& gpu) { return {.device = Device::cuda, .portable = true, .gpu = gpu.facts}; }
+Execution on(const KnownGpu& gpu) { return {.device = Device::cuda, .untested = true, .gpu = gpu.facts}; }
 
 ConvShape shape_of(std::int64_t batch, std::int64_t tokens, std::int64_t channels, std::int64_t width = 4) {
   return {.batch = batch,

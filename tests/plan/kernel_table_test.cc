@@ -9,6 +9,7 @@
 
 #include "plan/cuda_plan.h"
 #include "plan/cuda_scratch.h"
+#include "tests/ssd/cases.h"
 #include "tests/support/every_kernel_cases.h"
 #include "tests/support/support.h"
 
@@ -245,7 +246,8 @@ unsigned compiled_bits(const KernelRow& row, const Launch& launch) {
   unsigned bits = 0;
   if (row.needs == Needs::sm90a && row.kernel != Kernel::grad_n && row.kernel != Kernel::copy_state)
     bits |= variant::packed;
-  if (row.kernel == Kernel::forward) bits |= variant::normalized | variant::keeps_states | variant::rest_of_dqk;
+  if (row.kernel == Kernel::forward)
+    bits |= variant::normalized | variant::keeps_states | variant::rest_of_dqk | variant::epilogue;
   if (row.kernel == Kernel::segment_totals) bits |= variant::one_term;
   if (row.kernel == Kernel::gates) bits |= variant::token_blocks;
   return launch.variant & bits;
@@ -257,7 +259,7 @@ std::set<Compiled> compiled_kernels() {
     const KernelRow& row = kernel_table[number];
     for (const DType dtype : {DType::bfloat16, DType::float16, DType::float32, DType::float64}) {
       if ((row.types & type_bit(dtype)) == 0) continue;
-      for (unsigned bits = 0; bits < 64; ++bits) {
+      for (unsigned bits = 0; bits < 128; ++bits) {
         if (compiled_bits(row, Launch{0, static_cast<std::uint8_t>(bits)}) != bits) continue;
         const unsigned batch = (bits & variant::packed) != 0 ? tfla::packed : dense;
         if (row.needs == Needs::sm90a && (row.batches & batch) == 0 &&
@@ -266,6 +268,9 @@ std::set<Compiled> compiled_kernels() {
         const bool is_bf16 = dtype == DType::bfloat16;
         if ((bits & variant::keeps_states) != 0 && (!is_bf16 || (row.keeps_states & batch) == 0)) continue;
         if ((bits & variant::rest_of_dqk) != 0 && row.rows != 512) continue;
+        if ((bits & variant::epilogue) != 0 &&
+            (!is_bf16 || (row.epilogues & batch) == 0 || (bits & ~variant::packed) != variant::epilogue))
+          continue;
         if ((bits & variant::one_term) != 0 && (!is_bf16 || row.needs != Needs::sm90a)) continue;
         if ((bits & variant::token_blocks) != 0 && !is_bf16) continue;
         all.insert({number, dtype, bits});
@@ -381,6 +386,13 @@ TEST(KernelTableSmall, EveryKernelIsRunByATest) {
     shape.states = shape.packed && (small.c.initial_state || small.c.last_state_grad);
     shape.dn_last = small.c.last_state_grad && (small.norms || portable);
     add_launches(run, plan(Operation::backward, shape, small.c.options, execution));
+  }
+  Execution untested = on("H200");
+  untested.untested = true;
+  for (const SsdCase& c : ssd_hopper_cases()) {
+    const SsdProblem problem(c);
+    add_launches(run, ssd_plan(problem.forward, untested).scan);
+    add_launches(run, ssd_plan(problem.backward, untested).scan);
   }
   for (const Compiled& kernel : compiled_kernels())
     EXPECT_TRUE(run.contains(kernel)) << "no case runs " << text(kernel);

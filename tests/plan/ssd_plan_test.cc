@@ -1,6 +1,7 @@
 // What is chosen for the state space dual, call by call.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -96,7 +97,8 @@ TEST(SsdPlanSmall, SizesThatDoNotFitAreRefused) {
 // From a shape alone a call on a GPU has all optional tensors.
 TEST(SsdPlanSmall, LaunchesOnAGpu) {
   using enum SsdKernel;
-  const Execution execution{.device = Device::cuda, .portable = true, .gpu = known_gpus().front().facts};
+  const Execution execution{
+      .device = Device::cuda, .portable = true, .untested = true, .gpu = known_gpus().front().facts};
   const MlstmShape shape = shape_of(2, 1000, 8, 64, 128);
   const struct {
     Operation operation;
@@ -117,6 +119,40 @@ TEST(SsdPlanSmall, LaunchesOnAGpu) {
     EXPECT_GE(plan.scratch_bytes, plan.scan.scratch_bytes) << page;
     EXPECT_EQ(plan.scratch_bytes > 0, row.operation != Operation::step) << page;
     EXPECT_EQ(plan.scan.launches.size() > 0, row.operation != Operation::step) << page;
+  }
+}
+
+// D x and silu(z) are part of Hopper's forward where a kernel is compiled for that, and a launch of their own
+// elsewhere.
+TEST(SsdPlanSmall, TheEpilogueIsPartOfTheScanWhereItCanBe) {
+  const struct {
+    DType dtype;
+    std::int64_t P, S;
+    int capability;
+    bool portable, fused;
+  } rows[] = {{DType::bfloat16, 64, 128, 90, false, true}, {DType::bfloat16, 128, 128, 90, false, true},
+              {DType::bfloat16, 200, 64, 90, false, true}, {DType::bfloat16, 64, 136, 90, false, false},
+              {DType::float16, 64, 128, 90, false, false}, {DType::float32, 64, 128, 90, false, false},
+              {DType::bfloat16, 64, 128, 90, true, false}, {DType::bfloat16, 64, 128, 80, false, false},
+              {DType::bfloat16, 64, 100, 90, false, false}};
+  for (const auto& row : rows) {
+    Execution execution{.device = Device::cuda, .portable = row.portable, .untested = true};
+    for (const KnownGpu& gpu : known_gpus())
+      if (gpu.facts.capability == row.capability) execution.gpu = gpu.facts;
+    for (const bool packed : {false, true}) {
+      MlstmShape shape = shape_of(2, 1000, 8, row.P, row.S);
+      shape.dtype = row.dtype;
+      shape.packed = packed;
+      const SsdPlan plan = ssd_plan(Operation::forward, shape, {}, execution);
+      const std::string page = describe(plan);
+      EXPECT_EQ(has_fused_epilogue(plan), row.fused) << page;
+      EXPECT_EQ(page.find("with D x and silu(z)") != std::string::npos, row.fused) << page;
+      const bool has_launch = std::any_of(plan.launches.begin(), plan.launches.end(), [](const Launch& launch) {
+        return launch.kernel == static_cast<std::uint8_t>(SsdKernel::epilogue);
+      });
+      EXPECT_EQ(has_launch, !row.fused) << page;
+      EXPECT_FALSE(has_fused_epilogue(ssd_plan(Operation::backward, shape, {}, execution))) << page;
+    }
   }
 }
 

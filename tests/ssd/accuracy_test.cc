@@ -9,6 +9,8 @@
 #include <tuple>
 #include <vector>
 
+#include "plan/backend.h"
+#include "plan/cuda_plan.h"
 #include "plan/operators/ssd_cuda.h"
 #include "tests/ssd/cases.h"
 
@@ -19,7 +21,14 @@ class SsdAccuracy : public ::testing::TestWithParam<SsdCase> {};
 
 TEST_P(SsdAccuracy, WithinBounds) {
   if (const std::string reason = why_unavailable(GetParam().device); !reason.empty()) GTEST_SKIP() << reason;
+  if (!GetParam().portable && backend(Device::cuda).facts().capability != 90)
+    GTEST_SKIP() << "tfla: this GPU is not a Hopper";
   SsdProblem problem(GetParam());
+  if (!GetParam().portable) {
+    const SsdPlan plan = ssd_plan(problem.forward, execution_of(GetParam()));
+    EXPECT_TRUE(runs_on_hopper(plan.scan)) << describe(plan);
+    EXPECT_EQ(has_fused_epilogue(plan), GetParam().shape.dtype == DType::bfloat16) << describe(plan);
+  }
   const SsdJudge judge(problem);
   EXPECT_TRUE(judge.within_bounds(run_forward(problem)));
   EXPECT_TRUE(problem.surroundings_intact());
@@ -71,6 +80,9 @@ std::vector<SsdCase> on_cuda(std::vector<SsdCase> all) {
 INSTANTIATE_TEST_SUITE_P(CudaPairs, SsdAccuracy, ::testing::ValuesIn(on_cuda(ssd_pairs(SsdTable::full))),
                          ssd_case_name);
 INSTANTIATE_TEST_SUITE_P(CudaSmall, SsdAccuracy, ::testing::ValuesIn(on_cuda(ssd_pairs(SsdTable::few))), ssd_case_name);
+INSTANTIATE_TEST_SUITE_P(CudaHopperSmall, SsdAccuracy, ::testing::ValuesIn(on_cuda(ssd_hopper_cases())), ssd_case_name);
+INSTANTIATE_TEST_SUITE_P(CudaHopperRegimes, SsdAccuracy, ::testing::ValuesIn(on_cuda(ssd_hopper_regimes())),
+                         ssd_case_name);
 INSTANTIATE_TEST_SUITE_P(CudaRegimes, SsdAccuracy, ::testing::ValuesIn(on_cuda(ssd_regimes(300, 48, 64))),
                          ssd_case_name);
 INSTANTIATE_TEST_SUITE_P(CudaLong, SsdAccuracy, ::testing::ValuesIn(on_cuda(ssd_long_cases())), ssd_case_name);
@@ -117,7 +129,8 @@ TEST(SsdAccuracySmall, EveryKernelIsRunByATest) {
   const auto add = [&run](const SsdPlan& plan) {
     for (const Launch& launch : plan.launches) run.insert(launch.kernel);
   };
-  const Execution execution{.device = Device::cuda, .portable = true, .gpu = known_gpus().front().facts};
+  const Execution execution{
+      .device = Device::cuda, .portable = true, .untested = true, .gpu = known_gpus().front().facts};
   for (const SsdCase& c : ssd_pairs(SsdTable::few)) {
     const SsdProblem problem(c);
     add(ssd_plan(problem.forward, execution));
@@ -138,7 +151,8 @@ TEST(SsdAccuracySmall, APlanForAGpuIsForItsOptionalTensors) {
   c.skip = testkit::Skip::per_head;
   c.z = c.initial_state = true;
   const SsdProblem problem(c);
-  const Execution execution{.device = Device::cuda, .portable = true, .gpu = known_gpus().front().facts};
+  const Execution execution{
+      .device = Device::cuda, .portable = true, .untested = true, .gpu = known_gpus().front().facts};
   const SsdPlan all = ssd_plan(problem.forward, execution);
   const testkit::Buffer scratch(static_cast<std::int64_t>(all.scratch_bytes));
   SsdForward without_D = problem.forward, without_initial = problem.forward, without_last = problem.forward;

@@ -215,6 +215,80 @@ std::vector<SsdCase> ssd_long_cases() {
   return all;
 }
 
+std::vector<SsdCase> ssd_hopper_cases() {
+  struct Size {
+    std::int64_t tokens, groups, heads, P, S;
+  };
+  struct End {
+    Skip skip;
+    bool z;
+    Layout layout;
+  };
+  constexpr End ends[] = {{Skip::per_head, true, Layout::bthd},
+                          {Skip::none, true, Layout::bhtd},
+                          {Skip::per_channel, false, Layout::bhtd},
+                          {Skip::per_channel, true, Layout::fused}};
+  std::vector<SsdCase> all;
+  const auto add = [&](DType dtype, bool packed, const Size& size, const End& end, bool states) {
+    SsdCase c;
+    c.shape = {.tokens = size.tokens,
+               .qk_heads = size.groups,
+               .heads = size.heads,
+               .dqk = size.S,
+               .dhv = size.P,
+               .dtype = dtype,
+               .gate_dtype = dtype};
+    c.skip = end.skip;
+    c.D_dtype = end.skip == Skip::per_head ? DType::float32 : dtype;
+    c.z = end.z;
+    c.layout = end.layout;
+    c.hole = 8;
+    if (packed) c.cu_seqlens = {3, size.tokens / 3, size.tokens / 3, size.tokens - 10};
+    c.initial_state = c.last_state_grad = c.last_state = states;
+    c.seq_idx = states ? Numbers::int32 : Numbers::none;
+    c.options.dt_softplus = true;
+    c.portable = false;
+    all.push_back(c);
+  };
+  // Every tile; rings go round more than once. Rows of the fused layout lie on 16 bytes with eight heads.
+  constexpr std::int64_t narrow[] = {64, 8, 40, 64}, wide[] = {128, 72, 200, 128};
+  for (const DType dtype : {DType::bfloat16, DType::float16}) {
+    for (const bool packed : {false, true}) {
+      for (const std::int64_t S : {56, 128}) {
+        for (const bool is_wide : {false, true}) {
+          for (int turn = 0; turn < 4; ++turn) {
+            const std::int64_t heads = ends[turn].layout == Layout::fused ? 8 : 2;
+            add(dtype, packed, {330, 2, heads, is_wide ? wide[turn] : narrow[turn], S}, ends[turn], turn % 2 == 0);
+          }
+        }
+      }
+      // More tiles than multiprocessors; a sequence in segments.
+      add(dtype, packed, {130, 10, 140, 64, 72}, ends[0], false);
+      add(dtype, packed, {packed ? 1300 : 4096, 1, 2, 64, 128}, ends[0], true);
+    }
+  }
+  return all;
+}
+
+std::vector<SsdCase> ssd_hopper_regimes() {
+  std::vector<SsdCase> all;
+  for (const std::int64_t P : {64, 128}) {
+    for (SsdCase& c : ssd_regimes(300, P, 128)) {
+      if (item_size(c.shape.dtype) != 2) continue;
+      c.portable = false;
+      all.push_back(c);
+      if (!c.options.dt_softplus) continue;
+      c.options.dt_softplus = c.dt_bias = false;  // time steps of exactly 0
+      if (c.regime == SsdRegime::edges) {
+        c.options.dt_min = 0x1p-5;
+        c.options.dt_max = 0x1p-4;
+      }
+      all.push_back(c);
+    }
+  }
+  return all;
+}
+
 std::string ssd_case_name(const ::testing::TestParamInfo<SsdCase>& info) {
   return std::to_string(info.index) + "_" + label(info.param);
 }

@@ -9,7 +9,10 @@
 #include <limits>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "plan/operators/ssd_cuda.h"
 #include "tests/ssd/parts.h"
 
 namespace tfla::test {
@@ -18,8 +21,9 @@ namespace {
 using testkit::gather;
 using testkit::Tensor;
 
-SsdCase on_cuda(SsdCase c) {
+SsdCase on_cuda(SsdCase c, bool portable = true) {
   c.device = Device::cuda;
+  c.portable = portable;
   return c;
 }
 
@@ -103,8 +107,8 @@ TEST_F(CudaSsd, SlotsOfAStepChooseStates) {
 // Tokens behind the last sequence belong to nobody: what they hold reaches nothing.
 TEST_F(CudaSsd, PaddingMayHoldAnything) {
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
-    for (const std::int64_t P : {9, 16}) {
-      SsdProblem problem(on_cuda(ssd_case({1, 75, 2, 4, P, 5, 16, {0, 21, 50}}, dtype)));
+    for (const auto& [P, portable] : {std::pair(9, true), {16, true}, {16, false}, {72, false}}) {
+      SsdProblem problem(on_cuda(ssd_case({1, 75, 2, 4, P, 8, 16, {0, 21, 50}}, dtype), portable));
       const Snapshot clean = run_both(problem);
       const SsdForward& f = problem.forward;
       for (const TensorView& view : {f.x, f.dt, f.B, f.C, f.z, problem.backward.dy}) {
@@ -128,8 +132,9 @@ TEST_F(CudaSsd, PaddingMayHoldAnything) {
 TEST_F(CudaSsd, RunsAndDirtyScratchDoNotMatter) {
   const SsdSize sizes[] = {{2, 200, 1, 3, 7, 5, 0, {}}, {1, 260, 1, 2, 64, 16, 0, {0, 3, 3, 4, 200, 250}}};
   for (const SsdSize& size : sizes) {
-    for (const DType dtype : {DType::float32, DType::bfloat16}) {
-      SsdProblem problem(on_cuda(ssd_case(size, dtype)));
+    for (const auto& [dtype, portable] :
+         {std::pair(DType::float32, true), {DType::bfloat16, true}, {DType::bfloat16, false}}) {
+      SsdProblem problem(on_cuda(ssd_case(size, dtype), portable));
       const Snapshot expected = run_both(problem);
       const Execution execution = execution_of(problem.description);
       const SsdPlan forward_plan = ssd_plan(problem.forward, execution);
@@ -148,6 +153,52 @@ TEST_F(CudaSsd, RunsAndDirtyScratchDoNotMatter) {
         EXPECT_TRUE(scratch.margins_intact());
       }
     }
+  }
+}
+
+// y has the same bits whether `ungated` is wanted besides or not, in the scan and in a kernel behind it where that
+// reads what the scan rounded.
+TEST_F(CudaSsd, UngatedIsOptional) {
+  for (const bool portable : {true, false}) {
+    for (const std::int64_t P : {64, 128}) {
+      SsdProblem problem(on_cuda(ssd_case({2, 150, 1, 2, P, 64, 0, {}}, DType::bfloat16), portable));
+      const Execution execution = execution_of(problem.description);
+      const Values y = run_forward(problem).at("y");
+      SsdForward alone = problem.forward;
+      alone.ungated = {};
+      problem.poison_forward();
+      ssd_forward(alone, execution);
+      EXPECT_TRUE(same_bits(gather(alone.y), y)) << label(problem.description);
+      EXPECT_TRUE(problem.surroundings_intact());
+    }
+  }
+}
+
+// Rows of z, y or ungated that tensor maps cannot describe: the epilogue is a launch of its own.
+TEST_F(CudaSsd, RowsOfAnEpilogueMayLieAnywhere) {
+  const SsdSize s{2, 150, 1, 2, 64, 64, 0, {}};
+  SsdProblem problem(on_cuda(ssd_case(s, DType::bfloat16), false));
+  const Execution execution = execution_of(problem.description);
+  const SsdJudge judge(problem);
+  const SsdPlan aligned = ssd_plan(problem.forward, execution);
+  EXPECT_EQ(has_fused_epilogue(aligned), aligned.scan.gpu.capability == 90) << describe(aligned);
+  const Tensor rows(DType::bfloat16, {s.batch, s.tokens, s.heads, s.P + 1});
+  const MutableTensorView crooked = slice(rows.view, 3, 1, s.P);
+  std::vector<SsdForward> calls(3, problem.forward);
+  calls[0].z = crooked;
+  calls[1].y = crooked;
+  calls[2].ungated = crooked;
+  for (const SsdForward& args : calls) {
+    problem.poison_forward();
+    overwrite(crooked, gather(problem.forward.z));
+    const SsdPlan plan = ssd_plan(args, execution);
+    EXPECT_FALSE(has_fused_epilogue(plan)) << describe(plan);
+    const testkit::Buffer scratch(static_cast<std::int64_t>(std::max(plan.scratch_bytes, aligned.scratch_bytes)));
+    const Snapshot before = snapshot(outputs(args));
+    EXPECT_THROW(ssd_forward(args, aligned, std::span(scratch.data(), aligned.scratch_bytes)), InvalidArgument);
+    EXPECT_TRUE(same_bits(snapshot(outputs(args)), before));
+    ssd_forward(args, plan, std::span(scratch.data(), plan.scratch_bytes));
+    EXPECT_TRUE(judge.within_bounds(snapshot(outputs(args))));
   }
 }
 

@@ -3,7 +3,7 @@
 namespace tfla::test {
 
 Execution execution_of(const SsdCase& c) {
-  return {.device = c.device, .threads = c.threads, .portable = c.device == Device::cuda};
+  return {.device = c.device, .threads = c.threads, .portable = c.portable, .untested = true};
 }
 
 Snapshot run_forward(SsdProblem& problem) {

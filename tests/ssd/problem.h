@@ -16,7 +16,7 @@ using testkit::SsdCase;
 using testkit::SsdProblem;
 using testkit::SsdRegime;
 
-// On a GPU the portable kernels: others are not open to calls.
+// Where and by which kernels a case runs. Kernels for GPUs are not open to other calls.
 [[nodiscard]] Execution execution_of(const SsdCase& c);
 
 // Runs the calls of a problem on poisoned outputs, where its description says. Backward reads what the

@@ -114,11 +114,13 @@ TEST(SsdValidationSmall, ThereAreNoKernelsForGpus) {
   const SsdProblem problem(good_ssd_case());
   const Snapshot before = all_contents(problem);
   for (const auto& call : every_call(problem)) {
-    try {
-      call({.device = Device::cuda});
-      ADD_FAILURE() << "ran";
-    } catch (const Unavailable& error) {
-      expect_sentence(error.what(), "the state space dual has no CUDA kernels.*cpu");
+    for (const bool portable : {false, true}) {
+      try {
+        call({.device = Device::cuda, .portable = portable});
+        ADD_FAILURE() << "ran";
+      } catch (const Unavailable& error) {
+        expect_sentence(error.what(), "the state space dual has no CUDA kernels.*cpu");
+      }
     }
   }
   EXPECT_TRUE(same_bits(all_contents(problem), before));

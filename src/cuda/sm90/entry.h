@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cuda/call.h"
+#include "cuda/epilogue.h"
 #include "cuda/launch.h"
 #include "cuda/sm90/common/limits.h"
 #include "plan/hopper_sizes.h"
@@ -43,6 +44,10 @@ void launch_forward(const Call<float>& call, TileSize tile, cudaStream_t stream)
 // that the kernels of one of these passes see.
 [[nodiscard]] Call<float> part_of_dqk(const Call<float>& call, bool rest);
 void launch_forward_part(const Call<float>& call, bool rest, cudaStream_t stream);
+
+// The same with the epilogue of the state space dual, in bfloat16.
+void launch_forward_with_epilogue(const Call<float>& call, const Epilogue& epilogue, TileSize tile,
+                                  cudaStream_t stream);
 
 // dC and dV in blocks of 64 tokens: the reverse-time twin of forward, in bfloat16. grad_v_reverse stores no dC.
 void launch_grad_states_v(const Call<float>& call, TileSize tile, cudaStream_t stream);

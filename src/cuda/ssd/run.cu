@@ -4,6 +4,7 @@
 #include <initializer_list>
 #include <type_traits>
 
+#include "cuda/epilogue.h"
 #include "cuda/make_call.h"
 #include "cuda/ssd/call.h"
 #include "plan/backend.h"
@@ -147,17 +148,21 @@ void forward_as(const SsdForward& args, const SsdPlan& plan, std::byte* scratch,
   tensors.y = strided(args.y);
   tensors.h = strided(h);
   tensors.wide = all_wide(plan, {tensors.x, tensors.z, tensors.y, tensors.h});
+  const bool fused = has_fused_epilogue(plan);
   const auto scan = [&] {
     const MlstmForward inside{.q = args.C,
                               .k = args.B,
                               .v = args.x,
                               .i = gates_view(plan, own.log_i),
                               .f = gates_view(plan, own.log_f),
-                              .h = h,
+                              .h = fused ? args.y : h,
                               .initial_state = read_only(state_view(plan, own.initial)),
                               .last_state = state_view(plan, own.last),
                               .cu_seqlens = args.cu_seqlens,
                               .options = plan.scan.options};
+    if constexpr (std::is_same_v<Real, float>) {
+      if (fused) return forward_with_epilogue(inside, plan.scan, {own.D, tensors.z, tensors.ungated}, own.scan, stream);
+    }
     backend(Device::cuda).forward(inside, plan.scan, own.scan, stream);
   };
   for (const Launch& launch : plan.launches) {

@@ -59,12 +59,24 @@ __device__ __forceinline__ Work bias_of(const Call<Real>& call, int head) {
   return call.tensors.dt_bias.data == nullptr ? Work{0} : read_number<Work>(call.tensors.dt_bias, head);
 }
 
+// D of every head and column, for a scan with an epilogue.
+template <class Real>
+__device__ __forceinline__ void copy_skip(const Call<Real>& call) {
+  if (call.scratch.D == nullptr) return;
+  const std::int64_t count = static_cast<std::int64_t>(call.dims.heads) * call.dims.P;
+  for (std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x; at < count;
+       at += static_cast<std::int64_t>(gridDim.x) * threads)
+    call.scratch.D[at] =
+        read_number<Real>(call.tensors.D, static_cast<int>(at / call.dims.P), static_cast<int>(at % call.dims.P));
+}
+
 template <class T>
 __global__ void __launch_bounds__(threads) time_steps_kernel(Call<typename Config<T>::Real> call, int lanes) {
   using Real = typename Config<T>::Real;
   using Work = GateWork<T>;
   arch::after_previous_kernel();
   arch::let_next_kernel_start();
+  copy_skip(call);
   const Tokens own(call.dims, lanes);
   if (own.first >= own.end) return;
   const auto A = read_number<Work>(call.tensors.A, own.head), bias = bias_of<Work>(call, own.head);

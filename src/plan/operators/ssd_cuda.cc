@@ -1,5 +1,8 @@
 #include "plan/operators/ssd_cuda.h"
 
+#include <algorithm>
+
+#include "plan/kernel_table.h"
 #include "plan/operators/ssd_plan.h"
 
 namespace tfla {
@@ -20,6 +23,26 @@ const char* name(SsdKernel kernel) {
   return "";
 }
 
+bool has_fused_epilogue(const SsdPlan& plan) {
+  return plan.operation == Operation::forward && plan.scan.device == Device::cuda &&
+         std::ranges::any_of(plan.scan.launches, [](const Launch& launch) { return is(launch, variant::epilogue); });
+}
+
+namespace {
+
+// Hopper's forward ends with the epilogue where a kernel is compiled for that.
+void fuse_epilogue(SsdPlan& plan) {
+  if (!plan.given.aligned) return;
+  Launches launches;
+  for (Launch launch : plan.scan.launches) {
+    if (row_of(launch).has_epilogue(plan.scan.shape)) launch.variant |= variant::epilogue;
+    launches.add(launch);
+  }
+  plan.scan.launches = launches;
+}
+
+}  // namespace
+
 void plan_ssd_cuda(SsdPlan& plan) {
   const auto add = [&plan](SsdKernel kernel, bool wanted = true) {
     if (wanted) plan.launches.add({.kernel = static_cast<std::uint8_t>(kernel)});
@@ -30,12 +53,13 @@ void plan_ssd_cuda(SsdPlan& plan) {
     plan.scan.scratch_bytes = 0;
     return add(SsdKernel::step);
   }
-  const bool forward = plan.operation == Operation::forward;
+  const bool forward = plan.operation == Operation::forward, has_epilogue = forward && (given.D || given.z);
+  if (has_epilogue) fuse_epilogue(plan);
   add(SsdKernel::turn_states, given.initial_state || (!forward && given.last_state));
   add(SsdKernel::time_steps);
   if (forward) {
     add(SsdKernel::scan);
-    add(SsdKernel::epilogue, given.D || given.z);
+    add(SsdKernel::epilogue, has_epilogue && !has_fused_epilogue(plan));
     add(SsdKernel::turn_back, given.last_state);
   } else {
     add(SsdKernel::epilogue_gradients, given.z);

@@ -14,10 +14,10 @@ namespace tfla {
 // Launches of a plan for CUDA.
 enum class SsdKernel : std::uint8_t {
   turn_states,          // states of the caller, [N,H,P,S], as the scan takes them, [N,H,S,P]
-  time_steps,           // log f and log i
+  time_steps,           // log f and log i; D as the scan reads it
   epilogue_gradients,   // the gradients of h and z
   scan,                 // the launches of SsdPlan::scan
-  epilogue,             // D x and silu(z) behind h
+  epilogue,             // D x and silu(z) behind h, where the scan has not done that
   skip_gradients,       // D dh into dx, and sums of dh x over blocks of tokens
   time_step_gradients,  // ddt, and sums for dA and ddt_bias over blocks of tokens
   sum_tokens,           // dA, ddt_bias and dD from these
@@ -25,6 +25,9 @@ enum class SsdKernel : std::uint8_t {
   step
 };
 [[nodiscard]] const char* name(SsdKernel kernel);
+
+// Whether the scan adds D x and multiplies by silu(z) itself.
+[[nodiscard]] bool has_fused_epilogue(const SsdPlan& plan);
 
 inline constexpr std::int64_t ssd_token_block = 64;  // tokens of a sum
 [[nodiscard]] inline std::int64_t ssd_token_blocks(const MlstmShape& shape) {
@@ -45,6 +48,7 @@ struct SsdScratch {
   std::byte* scan = nullptr;
   Real* log_f = nullptr;  // [B,T,H]
   Real* log_i = nullptr;
+  Real* D = nullptr;       // [H,P] for a fused epilogue
   SsdState<Real> initial;  // n and m are the same zeros
   SsdState<Real> last;
   Real* df = nullptr;  // [B,T,H]
@@ -66,6 +70,7 @@ struct SsdScratch {
     const std::int64_t matrices = states * shape.dqk * shape.dhv;
     scan = arena.take<std::byte>(static_cast<std::int64_t>(plan.scan.scratch_bytes));
     for (Real** gate : {&log_f, &log_i}) *gate = arena.take<Real>(steps);
+    if (given.D && has_fused_epilogue(plan)) D = arena.take<Real>(shape.heads * shape.dhv);
     if (given.initial_state) {
       initial.C = arena.take<Real>(matrices);
       initial.n = initial.m = arena.take<Real>(states * shape.dqk);

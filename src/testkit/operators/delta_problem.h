@@ -61,7 +61,7 @@ struct DeltaCase {
   bool last_state_grad = false;  // feeds a gradient into the last state
   int threads = 1;
   Device device = Device::cpu;
-  bool on_chip = false;  // cuda: forward by Hopper's kernels
+  bool on_chip = false;  // cuda: forward by Hopper's kernels, and not by portable ones
   std::uint64_t seed = 1;
 };
 

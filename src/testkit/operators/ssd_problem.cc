@@ -12,8 +12,6 @@ namespace {
 
 using Values = std::vector<double>;
 
-constexpr std::int64_t hole = 3;  // columns of a fused tensor that belong to nothing
-
 // Columns [begin, begin + heads * width) of a [B,T,row] tensor as [B,T,heads,width], or [B,T,heads] where width is 0.
 Tensor columns(const Tensor& all, std::int64_t begin, std::int64_t heads, std::int64_t width) {
   const std::int64_t B = all.view.shape[0], T = all.view.shape[1], row = all.view.shape[2];
@@ -92,7 +90,7 @@ void SsdProblem::allocate_tokens() {
 void SsdProblem::allocate_fused() {
   const MlstmShape& s = description.shape;
   const bool with_dt = s.gate_dtype == s.dtype;
-  const std::int64_t inner = s.heads * s.dhv, group = s.qk_heads * s.dqk;
+  const std::int64_t inner = s.heads * s.dhv, group = s.qk_heads * s.dqk, hole = description.hole;
   const std::int64_t x_at = inner, B_at = x_at + inner + hole, C_at = B_at + group, dt_at = C_at + group;
   for (auto [z, x, B, C, dt] : {std::tuple(&z_, &x_, &B_, &C_, &dt_), std::tuple(&dz_, &dx_, &dB_, &dC_, &ddt_)}) {
     const Tensor all(s.dtype, {s.batch, s.tokens, dt_at + s.heads});

@@ -49,13 +49,15 @@ struct SsdCase {
   SsdOptions options = {};
   Layout layout = Layout::bthd;  // bhtd: heads before tokens, D with P before H, vectors as columns of tables.
                                  // fused: [z | x | B | C | dt] as Mamba-2 projects them, gradients likewise
+  std::int64_t hole = 3;         // columns of a fused tensor that belong to nothing, between x and B
   bool initial_state = false;    // also asks for its gradient
   bool in_place = false;         // forward's last state takes the place of that
   bool last_state = true;        // forward is asked for it
   bool last_state_grad = false;  // feeds a gradient into the last state
   bool turned_states = false;    // memory of states is [N,H,S,P]
   int threads = 1;
-  Device device = Device::cpu;  // cuda: in memory that the GPU and the reference both see, by the portable kernels
+  Device device = Device::cpu;  // cuda: in memory that the GPU and the reference both see
+  bool portable = true;         // cuda: only the kernels that every GPU has
   std::uint64_t seed = 1;
 };
 

@@ -21,6 +21,7 @@ template <std::size_t Index>
 struct TableRow {
   static constexpr int rows = kernel_table[Index].rows, columns = kernel_table[Index].columns;
   static constexpr unsigned batches = kernel_table[Index].batches;
+  static constexpr unsigned epilogues = kernel_table[Index].epilogues;
 };
 
 template <class T>

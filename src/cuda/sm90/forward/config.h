@@ -27,7 +27,8 @@ struct Options {
   bool packed = false;
   Time direction = Time::forward;
   DqkPart dqk_part = DqkPart::all;
-  bool grad_qk = false;  // dQ or dK: the state is transposed, and sums for the gates are left (inst/grad_q_k.cu)
+  bool grad_qk = false;   // dQ or dK: the state is transposed, and sums for the gates are left (inst/grad_q_k.cu)
+  bool epilogue = false;  // of the state space dual: outputs/epilogue.cuh
 };
 
 // Registers per thread and role. The four warpgroups share 512 per lane (setmaxnreg). Tuned by hand: the smallest
@@ -58,7 +59,7 @@ struct Config {
   static constexpr Keep keep = O.keep;
   static constexpr Time direction = O.direction;
   static constexpr DqkPart dqk_part = O.dqk_part;
-  static constexpr bool grad_qk = O.grad_qk;
+  static constexpr bool grad_qk = O.grad_qk, epilogue = O.epilogue;
 
   static constexpr bool reverse = direction == Time::reverse;  // dC and dV: see inst/grad_states_v.cu
   static constexpr bool keeps_states = keep == Keep::states;
@@ -75,6 +76,8 @@ struct Config {
   static_assert(!scaled || !keeps_states, "kernels of float16 must keep nothing: plan.cc asks for no states there");
   static_assert(!(reverse || grad_qk) || !normalized, "a kernel of gradients must have no n");
   static_assert(!grad_qk || (!scaled && keep == Keep::nothing), "dQ and dK must be bfloat16, and keep no states");
+  static_assert(!epilogue || (!scaled && !normalized && !large_dqk && !reverse && !grad_qk && keep == Keep::nothing),
+                "the epilogue must be that of a bfloat16 forward without n to dqk 128 that keeps no states");
 
   // A state of 256 x 128 takes two warpgroups, half of the rows each, which leaves one for the outputs.
   static constexpr bool split_state = dqk_panels * columns > 256;

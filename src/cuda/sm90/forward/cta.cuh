@@ -19,6 +19,9 @@ struct Maps {
   CUtensorMap q, k, v, h, states;
   CUtensorMap factors;  // dQ and dK: q or k, which are multiplied with them
 };
+struct EpilogueMaps : Maps {
+  CUtensorMap z, ungated;
+};
 
 // What a launch adds to the call.
 struct Work {
@@ -31,6 +34,11 @@ struct Work {
 struct PackedWork : Work {
   Units units;
   Divider by_tiles, by_heads;
+};
+template <class Base>
+struct EpilogueWork : Base {
+  const float* D;  // [H,dhv], or null
+  bool has_z, has_ungated;
 };
 
 // One item of work: a column tile of a head over one segment of a sequence, token blocks [low, high).
@@ -104,8 +112,10 @@ struct RowPlace {
 template <class C>
 struct Cta {
   using Item = std::conditional_t<C::packed, PackedItem, DenseItem>;
-  using Maps = MapsFor<forward::Maps, C::packed>;
-  using Work = std::conditional_t<C::packed, PackedWork, forward::Work>;
+  using DenseMaps = std::conditional_t<C::epilogue, EpilogueMaps, forward::Maps>;
+  using Maps = MapsFor<DenseMaps, C::packed>;
+  using PlainWork = std::conditional_t<C::packed, PackedWork, forward::Work>;
+  using Work = std::conditional_t<C::epilogue, EpilogueWork<PlainWork>, PlainWork>;
   using Slots = Ring<Shared<C>::slots>;  // of Q and of V, which go round together
   using KeySlots = Ring<Shared<C>::k_slots>;
   // Index of a number per token and head. The plan sees to it that columns of token blocks can be counted in 32 bits,

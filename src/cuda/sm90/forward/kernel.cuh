@@ -104,9 +104,18 @@ constexpr const char* kernel_name() {
   return "forward";
 }
 
+// The work of a CTA with what an epilogue needs of it.
+template <class C>
+typename Cta<C>::Work with_epilogue(const typename Cta<C>::PlainWork& work, const Epilogue& epilogue) {
+  if constexpr (C::epilogue)
+    return {work, epilogue.D, epilogue.z.data != nullptr, epilogue.ungated.data != nullptr};
+  else
+    return work;
+}
+
 // factors: of dQ and dK (Maps::factors).
 template <class C>
-void launch(const Call<float>& call, cudaStream_t stream, const Strided& factors = {}) {
+void launch(const Call<float>& call, cudaStream_t stream, const Strided& factors = {}, const Epilogue& epilogue = {}) {
   Work work{};
   work.column_tiles = (call.dims.dhv + C::columns - 1) / C::columns;
   work.items = static_cast<int>(call.dims.sequences) * call.dims.heads * call.dims.segments * work.column_tiles;
@@ -114,17 +123,20 @@ void launch(const Call<float>& call, cudaStream_t stream, const Strided& factors
   work.scale = static_cast<float>(call.rules.scale);
   work.eps = static_cast<float>(call.rules.eps);
   work.factors = factors;
-  Maps maps{.q = qk_map(call, call.tensors.q, token_block),
-            .k = qk_map(call, call.tensors.k, token_block),
-            .v = hv_map(call, call.tensors.v, token_block),
-            .h = hv_map(call, call.tensors.h, token_block),
-            .states = {},
-            .factors = {}};
+  typename Cta<C>::DenseMaps maps{};
+  maps.q = qk_map(call, call.tensors.q, token_block);
+  maps.k = qk_map(call, call.tensors.k, token_block);
+  maps.v = hv_map(call, call.tensors.v, token_block);
+  maps.h = hv_map(call, call.tensors.h, token_block);
   if (C::grad_qk) maps.factors = hv_map(call, factors, token_block);
   if (C::keeps_states) set_kept<C>(call, work, maps);
-  const auto start = [&](const typename Cta<C>::Work& all, int ctas) {
+  if constexpr (C::epilogue) {
+    if (epilogue.z.data != nullptr) maps.z = hv_map(call, epilogue.z, token_block);
+    if (epilogue.ungated.data != nullptr) maps.ungated = hv_map(call, epilogue.ungated, token_block);
+  }
+  const auto start = [&](const typename Cta<C>::PlainWork& all, int ctas) {
     launch_chained(kernel_name<C>(), forward_kernel<C>, ctas, threads, Shared<C>::bytes, stream,
-                   add_nothing<C::packed>(maps, call, token_block), call, all);
+                   add_nothing<C::packed>(maps, call, token_block), call, with_epilogue<C>(all, epilogue));
   };
   if constexpr (C::packed) {
     const Units units(call, call.dims.heads * work.column_tiles);
@@ -141,9 +153,10 @@ constexpr Options packed(Options options) {
   return options;
 }
 template <class T, Options O>
-void launch_by_packing(const Call<float>& call, cudaStream_t stream, const Strided& factors = {}) {
-  call.packing.cu_seqlens == nullptr ? launch<Config<T, O>>(call, stream, factors)
-                                     : launch<Config<T, packed(O)>>(call, stream, factors);
+void launch_by_packing(const Call<float>& call, cudaStream_t stream, const Strided& factors = {},
+                       const Epilogue& epilogue = {}) {
+  call.packing.cu_seqlens == nullptr ? launch<Config<T, O>>(call, stream, factors, epilogue)
+                                     : launch<Config<T, packed(O)>>(call, stream, factors, epilogue);
 }
 
 template <class T, int DqkPanels, int Columns, Keep K>

@@ -45,6 +45,7 @@ struct Load {
            block += cta.step, ring.advance()) {
         arch::wait(cta.shared.v_empty(ring.slot), ring.phase ^ 1);
         gates_of_block(it, block, row, cta.shared.gates(ring.slot), lane);
+        if constexpr (C::epilogue) skip_of_columns(it, cta.shared.skip(ring.slot), lane);
         arch::arrive_after_copies(cta.shared.v_full(ring.slot));
       }
     });
@@ -106,6 +107,9 @@ struct Load {
       panels(at, cta.maps.q, S::Offset::q + ring.slot * S::q_bytes + p * S::part_bytes, cta.shared.q_full(ring.slot, p),
              C::part_panels, p * (C::part_panels * panel), cta.call.dims.dqk, at.qk_head);
     }
+    if constexpr (C::epilogue)
+      panels(at, cta.maps.z, S::Offset::q + ring.slot * S::q_bytes + S::h_bytes, cta.shared.q_full(ring.slot, 0),
+             cta.work.has_z ? C::columns / panel : 0, at.item.tile * C::columns, cta.call.dims.dhv, at.item.head);
     if constexpr (C::grad_qk) prefetch_factors(at);
   }
   // The first token of a place in its sequence.
@@ -164,6 +168,19 @@ struct Load {
       Token unit = (first_chunk(it) + block) * call.dims.heads + it.head;
       arch::forget(unit);
       arch::copy_small<4>(to + Gates::decay, call.gates.gbar + unit, true);
+    }
+  }
+
+  // D of the columns of an item. P is a multiple of eight.
+  __device__ __forceinline__ void skip_of_columns(const Item& it, unsigned to, int lane) const {
+    if (cta.work.D == nullptr) return;
+    const int columns = cta.call.dims.dhv;
+    const float* head = cta.work.D + static_cast<std::int64_t>(it.head) * columns;
+#pragma unroll
+    for (int c = 2 * lane; c < C::columns; c += 2 * warp_threads) {
+      const int column = it.tile * C::columns + c;
+      const bool exists = column < columns;
+      arch::copy_small<8>(to + 4 * c, head + (exists ? column : 0), exists);
     }
   }
 };

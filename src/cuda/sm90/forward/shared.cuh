@@ -49,11 +49,13 @@ struct Shared {
   using Denominators = DenominatorOffsets;
   using Places = PlaceOffsets;
 
-  static constexpr int slots = C::split_state ? 2 : C::large_dqk ? 3 : 4;    // of Q, and of V with its gates
-  static constexpr int k_slots = C::split_state ? 3 : C::large_dqk ? 2 : 3;  // of parts of K
-  static constexpr int part_bytes = C::part_panels * panel_bytes;            // of Q and K
+  static constexpr bool fewer_slots = C::large_dqk || (C::epilogue && C::columns == 128);
+  static constexpr int slots = C::split_state ? 2 : fewer_slots ? 3 : 4;    // of Q, and of V with its gates
+  static constexpr int k_slots = C::split_state ? 3 : fewer_slots ? 2 : 3;  // of parts of K
+  static constexpr int part_bytes = C::part_panels * panel_bytes;           // of Q and K
   static constexpr int v_bytes = C::columns / panel * panel_bytes;
-  static constexpr int q_bytes = std::max(C::dqk_panels * panel_bytes, v_bytes);  // H is staged where Q was
+  static constexpr int h_bytes = std::max(C::dqk_panels * panel_bytes, v_bytes);  // H is staged where Q was
+  static constexpr int q_bytes = h_bytes + (C::epilogue ? v_bytes : 0);           // z comes with Q and lies behind it
   // C lies in panels of 64 columns. With n behind it, both lie in groups of eight columns (arch::groups_descriptor).
   static constexpr int group_bytes = 64 * C::dqk_panels * 16;
   static constexpr int c_bytes =
@@ -100,6 +102,7 @@ struct Shared {
   static_assert(staged_barrier + slots * C::output_warpgroups <= 16, "a CTA must have at most 16 named barriers");
 
   __device__ __forceinline__ unsigned q(int slot) const { return base + Offset::q + slot * q_bytes; }
+  __device__ __forceinline__ unsigned z(int slot) const { return q(slot) + h_bytes; }
   __device__ __forceinline__ unsigned k(int slot) const { return base + Offset::k + slot * part_bytes; }
   __device__ __forceinline__ unsigned v(int slot) const { return base + Offset::v + slot * v_bytes; }
   __device__ __forceinline__ unsigned state() const { return base + Offset::state; }
@@ -109,6 +112,9 @@ struct Shared {
   __device__ __forceinline__ unsigned denominators(int slot) const {
     return base + Offset::denominators + slot * Denominators::bytes;
   }
+  // D of the columns, one float each: what has an epilogue has no denominators.
+  __device__ __forceinline__ unsigned skip(int slot) const { return denominators(slot); }
+  static_assert(!C::epilogue || 4 * C::columns <= Denominators::bytes);
   __device__ __forceinline__ unsigned place(int slot) const { return base + Offset::places + slot * Places::bytes; }
   __device__ __forceinline__ unsigned inverse_scales(int warpgroup) const {
     return base + Offset::inverse_scales + warpgroup * 8;
@@ -134,7 +140,7 @@ struct Shared {
     const auto init = [&](int offset, int count, unsigned arrivals) {
       for (int s = 0; s < count; ++s) arch::barrier_init(base + offset + 8 * s, arrivals);
     };
-    init(Offset::q_full, slots * C::parts, 1);
+    init(Offset::q_full, slots * C::parts, C::epilogue ? 2 : 1);  // Q, and z
     for (int s = 0; s < slots; ++s)  // H leaves through the first part; output warps free the other one
       for (int p = 0; p < C::parts; ++p)
         init(Offset::q_empty + 8 * (s * C::parts + p), 1,

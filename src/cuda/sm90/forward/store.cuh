@@ -45,7 +45,16 @@ struct Store {
     for (int p = 0; p < C::columns / panel; ++p)
       arch::store_box(cta.shared.q(slot) + p * panel_bytes, &cta.maps.h, it.tile * C::columns + p * panel,
                       it.map_token(cta.call) + block * token_block, it.head, it.map_batch(cta.call));
+    if constexpr (C::epilogue) store_ungated(it, block, slot);
     arch::commit_stores();
+  }
+  // H + D x lies where z was.
+  __device__ __forceinline__ void store_ungated(const Item& it, int block, int slot) const {
+    if (!cta.work.has_ungated) return;
+#pragma unroll 1
+    for (int p = 0; p < C::columns / panel; ++p)
+      arch::store_box(cta.shared.z(slot) + p * panel_bytes, &cta.maps.ungated, it.tile * C::columns + p * panel,
+                      it.map_token(cta.call) + block * token_block, it.head, it.map_batch(cta.call));
   }
 
   // Out of the buffer that the outputs read, which is free for the state when both are done.

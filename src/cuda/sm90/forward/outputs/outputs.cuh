@@ -1,6 +1,7 @@
 // Forward on Hopper: H.
 #pragma once
 
+#include "cuda/sm90/forward/outputs/epilogue.cuh"
 #include "cuda/sm90/forward/outputs/factored.cuh"
 #include "cuda/sm90/forward/outputs/plain.cuh"
 #include "cuda/sm90/forward/outputs/wide.cuh"
@@ -63,10 +64,13 @@ struct Output {
       make_plain(b, o, rows);
     read_factors<1>(b, rows);
     add_products<0, C>(o, rows);
+    if constexpr (C::epilogue) add_skip(b, o, rows);
     __syncwarp();  // all lanes have read the gates
     if (arch::arrives(b.here().lane == 0)) arch::arrive(cta.shared.v_empty(ring.slot));
     if constexpr (C::dqk_part == DqkPart::first)
       leave_partial(b, o, rows);
+    else if constexpr (C::epilogue)
+      stage_gated(b, o);
     else
       stage(b, o, rows);
     add_products<1, C>(o, rows);
