@@ -108,7 +108,7 @@ void Fibers::start(Cta& cta, unsigned threads, const std::function<void()>& kern
   std::iota(order_.begin(), order_.end(), 0U);
   if (cta.random() % 2 != 0) std::shuffle(order_.begin(), order_.end(), cta.random);
   const auto warpgroups = static_cast<unsigned>(cta.warps.size() + warpgroup_warps - 1) / warpgroup_warps;
-  lagging_ = cta.random() % 2 != 0 ? static_cast<int>(cta.random() % warpgroups) : -1;
+  lagging_ = cta.random() % 4 == 0 ? static_cast<int>(cta.random() % warpgroups) : -1;
   threads_in_use_ = threads;
   for (unsigned t = 0; t < threads; ++t) {
     Thread& thread = *threads_[t];
