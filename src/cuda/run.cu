@@ -5,24 +5,14 @@
 #include "cuda/epilogue.h"
 #include "cuda/make_call.h"
 #include "cuda/record.h"
+#include "cuda/run_plan.h"
 #include "cuda/slice.h"
 #include "cuda/sm90/entry.h"
 #include "plan/backend.h"
-#include "tfla/error.h"
 
 namespace tfla::cuda {
 
 namespace {
-
-template <class Work>
-void with_type(const Plan& plan, const Work& work) {
-  switch (plan.shape.dtype) {
-    case DType::bfloat16: work(__nv_bfloat16{}); break;
-    case DType::float16: work(__half{}); break;
-    case DType::float64: work(double{}); break;
-    default: work(float{}); break;
-  }
-}
 
 // Reads the initial state from a copy of it. In Hopper's forward the blocks of all columns of a head read n and one of
 // them writes it, and the segments of a packed sequence are of different blocks, which read and write C.
@@ -56,7 +46,7 @@ void launch_portable(const Launch& launch, const Plan& plan, const Call<typename
     case Kernel::sum_groups:
       if constexpr (is_16_bit<T>) return launch_sum_groups<T>(call, stream);
       [[fallthrough]];
-    default: throw InvalidArgument("tfla: plan has a launch that this build does not know; plan these arguments again");
+    default: refuse_launch();
   }
 }
 
@@ -89,7 +79,7 @@ void launch_hopper(const Launch& launch, const Call<float>& call, const Epilogue
     case Kernel::grad_k_reverse: return sm90::launch_grad_k_reverse(call, tile, stream);
     case Kernel::grad_qkv: return sm90::launch_grad_qkv<T>(call, tile, stream);
     case Kernel::grad_qkv_small: return sm90::launch_grad_qkv_small(call, tile, stream);
-    default: throw InvalidArgument("tfla: plan has a launch that this build does not know; plan these arguments again");
+    default: refuse_launch();
   }
 }
 
@@ -174,11 +164,6 @@ StepCall<typename Config<T>::Real> step_of(const Args& args, const Plan& plan, c
   return step;
 }
 
-void check_gpu(const Plan& plan) {
-  if (plan.gpu != current_facts())
-    throw InvalidArgument("tfla: plan was made for another GPU; plan these arguments again");
-}
-
 template <class T>
 void forward_as(const MlstmForward& args, const Plan& plan, const Epilogue& epilogue, std::byte* scratch,
                 cudaStream_t stream) {
@@ -252,8 +237,8 @@ void forward(const MlstmForward& args, const Plan& plan, std::byte* scratch, voi
 }
 
 void backward(const MlstmBackward& args, const Plan& plan, std::byte* scratch, void* stream) {
-  check_gpu(plan);
-  with_type(plan, [&](auto type) {
+  check_gpu(plan.gpu);
+  with_type(plan.shape.dtype, [&](auto type) {
     using T = decltype(type);
     Call<typename Config<T>::Real> kept{};  // of all heads; only read
     const Layout layout = lay_out(plan);
@@ -266,8 +251,8 @@ void backward(const MlstmBackward& args, const Plan& plan, std::byte* scratch, v
 }
 
 void step(const MlstmStep& args, const Plan& plan, std::byte* scratch, void* stream) {
-  check_gpu(plan);
-  with_type(plan, [&](auto type) {
+  check_gpu(plan.gpu);
+  with_type(plan.shape.dtype, [&](auto type) {
     using T = decltype(type);
     const Layout layout = plan.scratch_bytes > 0 ? lay_out(plan) : Layout{};
     StepCall<typename Config<T>::Real> step = step_of<T>(args, plan, {layout, scratch, nullptr});
@@ -302,8 +287,8 @@ void synchronize() { check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
 
 void forward_with_epilogue(const MlstmForward& args, const Plan& plan, const Epilogue& epilogue, std::byte* scratch,
                            void* stream) {
-  check_gpu(plan);
-  with_type(plan, [&](auto type) {
+  check_gpu(plan.gpu);
+  with_type(plan.shape.dtype, [&](auto type) {
     forward_as<decltype(type)>(args, plan, epilogue, scratch, static_cast<cudaStream_t>(stream));
   });
 }

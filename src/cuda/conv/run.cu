@@ -2,41 +2,13 @@
 #include <cstddef>
 
 #include "cuda/conv/call.h"
-#include "cuda/device.h"
+#include "cuda/run_plan.h"
+#include "cuda/views.h"
 #include "plan/operators/conv_backend.h"
-#include "tfla/error.h"
 
 namespace tfla::cuda::conv {
 
 namespace {
-
-template <class Work>
-void with_type(DType dtype, const Work& work) {
-  switch (dtype) {
-    case DType::bfloat16: work(__nv_bfloat16{}); break;
-    case DType::float16: work(__half{}); break;
-    case DType::float64: work(double{}); break;
-    default: work(float{}); break;
-  }
-}
-
-void check_gpu(const ConvPlan& plan) {
-  if (plan.gpu != current_facts())
-    throw InvalidArgument("tfla: plan was made for another GPU; plan these arguments again");
-}
-
-[[noreturn]] void refuse_launch() {
-  throw InvalidArgument("tfla: plan has a launch that this build does not know; plan these arguments again");
-}
-
-GateType type_of(DType dtype) {
-  switch (dtype) {
-    case DType::float64: return GateType::float64;
-    case DType::bfloat16: return GateType::bfloat16;
-    case DType::float16: return GateType::float16;
-    default: return GateType::float32;
-  }
-}
 
 Rows rows(const TensorView& view) {
   return {const_cast<void*>(view.data), view.strides[0], view.strides[1], view.strides[2]};
@@ -44,7 +16,7 @@ Rows rows(const TensorView& view) {
 // A dimension that is not there has the stride 0.
 Numbers numbers(const TensorView& view) {
   if (!view.given()) return {};
-  return {const_cast<void*>(view.data), {view.strides[0], view.strides[1], view.strides[2]}, type_of(view.dtype)};
+  return {const_cast<void*>(view.data), {view.strides[0], view.strides[1], view.strides[2]}, gate_type(view)};
 }
 Integers integers(const TensorView& view) {
   return {view.data, {view.strides[0], view.strides[1]}, view.dtype == DType::int64};
@@ -95,7 +67,7 @@ void run_launches(const Call<typename Config<T>::Real>& call, const ConvPlan& pl
 }
 
 void forward(const ConvForward& args, const ConvPlan& plan, std::byte* scratch, void* stream) {
-  check_gpu(plan);
+  check_gpu(plan.gpu);
   with_type(plan.shape.dtype, [&](auto type) {
     using T = decltype(type);
     auto call = call_of<typename Config<T>::Real>(args, plan, scratch);
@@ -106,7 +78,7 @@ void forward(const ConvForward& args, const ConvPlan& plan, std::byte* scratch, 
 }
 
 void backward(const ConvBackward& args, const ConvPlan& plan, std::byte* scratch, void* stream) {
-  check_gpu(plan);
+  check_gpu(plan.gpu);
   with_type(plan.shape.dtype, [&](auto type) {
     using T = decltype(type);
     auto call = call_of<typename Config<T>::Real>(args, plan, scratch);
@@ -121,7 +93,7 @@ void backward(const ConvBackward& args, const ConvPlan& plan, std::byte* scratch
 }
 
 void step(const ConvStep& args, const ConvPlan& plan, std::byte* /*scratch*/, void* stream) {
-  check_gpu(plan);
+  check_gpu(plan.gpu);
   const StepCall step{
       .dims = dims_of(plan),
       .tensors = {.x = rows(args.x), .y = rows(args.y), .weight = numbers(args.weight), .bias = numbers(args.bias)},

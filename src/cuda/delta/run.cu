@@ -4,52 +4,20 @@
 #include <type_traits>
 
 #include "cuda/delta/call.h"
-#include "cuda/device.h"
+#include "cuda/run_plan.h"
 #include "cuda/sm90/delta/entry.h"
+#include "cuda/views.h"
 #include "plan/operators/delta_backend.h"
-#include "tfla/error.h"
 
 namespace tfla::cuda::delta {
 
 namespace {
 
-Strided strided(const TensorView& view) {
-  if (!view.given()) return {};
-  return {const_cast<void*>(view.data), view.strides[0], view.strides[1], view.strides[2]};
-}
 // A number per head.
 Strided per_head(const TensorView& view) {
   if (!view.given()) return {};
   return {const_cast<void*>(view.data), 0, 0, view.strides[0]};
 }
-StridedState strided_state(const TensorView& view) {
-  if (!view.given()) return {};
-  return {const_cast<void*>(view.data), view.strides[0], view.strides[1], view.strides[2]};
-}
-GateType gate_type(const TensorView& view) {
-  switch (view.dtype) {
-    case DType::float64: return GateType::float64;
-    case DType::bfloat16: return GateType::bfloat16;
-    case DType::float16: return GateType::float16;
-    default: return GateType::float32;
-  }
-}
-
-template <class Work>
-void with_type(DType dtype, const Work& work) {
-  switch (dtype) {
-    case DType::bfloat16: work(__nv_bfloat16{}); break;
-    case DType::float16: work(__half{}); break;
-    case DType::float64: work(double{}); break;
-    default: work(float{}); break;
-  }
-}
-
-void check_gpu(const DeltaPlan& plan) {
-  if (plan.gpu != current_facts())
-    throw InvalidArgument("tfla: plan was made for another GPU; plan these arguments again");
-}
-
 Dims dims_of(const DeltaPlan& plan) {
   const DeltaShape& shape = plan.shape;
   return {.batch = shape.batch,
@@ -101,7 +69,7 @@ void run_on_hopper(DeltaKernel kernel, const Call<typename Config<T>::Real>& cal
     if (kernel == DeltaKernel::solve) return sm90::launch_delta_solve(call, stream);
     return sm90::launch_delta_forward(call, call.dims.panel, stream);
   }
-  throw InvalidArgument("tfla: plan has a launch that this build does not know; plan these arguments again");
+  refuse_launch();
 }
 
 template <class T>
@@ -117,7 +85,7 @@ void run_launch(const Launch& launch, const Call<typename Config<T>::Real>& call
     case DeltaKernel::gradients: return launch_gradients<T>(call, stream);
     case DeltaKernel::sum_heads: return launch_sum_heads<T>(call, stream);
     case DeltaKernel::sum_tokens: return launch_sum_tokens(call, stream);
-    default: throw InvalidArgument("tfla: plan has a launch that this build does not know; plan these arguments again");
+    default: refuse_launch();
   }
 }
 
@@ -172,7 +140,7 @@ void backward_as(const DeltaBackward& args, const DeltaPlan& plan, std::byte* sc
 }
 
 void forward(const DeltaForward& args, const DeltaPlan& plan, std::byte* scratch, void* stream) {
-  check_gpu(plan);
+  check_gpu(plan.gpu);
   with_type(plan.shape.dtype, [&](auto type) {
     using T = decltype(type);
     using Real = typename Config<T>::Real;
@@ -185,7 +153,7 @@ void forward(const DeltaForward& args, const DeltaPlan& plan, std::byte* scratch
 }
 
 void backward(const DeltaBackward& args, const DeltaPlan& plan, std::byte* scratch, void* stream) {
-  check_gpu(plan);
+  check_gpu(plan.gpu);
   const std::int64_t heads = plan.shape.qk_heads, most = ceil_div(heads, plan.slices);
   with_type(plan.shape.dtype, [&](auto type) {
     for (std::int64_t first = 0; first < heads; first += most) {
@@ -196,7 +164,7 @@ void backward(const DeltaBackward& args, const DeltaPlan& plan, std::byte* scrat
 }
 
 void step(const DeltaStep& args, const DeltaPlan& plan, std::byte* /*scratch*/, void* stream) {
-  check_gpu(plan);
+  check_gpu(plan.gpu);
   with_type(plan.shape.dtype, [&](auto type) {
     using T = decltype(type);
     using Real = typename Config<T>::Real;

@@ -6,33 +6,14 @@
 
 #include "cuda/epilogue.h"
 #include "cuda/make_call.h"
+#include "cuda/run_plan.h"
 #include "cuda/ssd/call.h"
 #include "plan/backend.h"
 #include "plan/operators/ssd_backend.h"
-#include "tfla/error.h"
 
 namespace tfla::cuda::ssd {
 
 namespace {
-
-template <class Work>
-void with_type(DType dtype, const Work& work) {
-  switch (dtype) {
-    case DType::bfloat16: work(__nv_bfloat16{}); break;
-    case DType::float16: work(__half{}); break;
-    case DType::float64: work(double{}); break;
-    default: work(float{}); break;
-  }
-}
-
-void check_gpu(const SsdPlan& plan) {
-  if (plan.scan.gpu != current_facts())
-    throw InvalidArgument("tfla: plan was made for another GPU; plan these arguments again");
-}
-
-[[noreturn]] void refuse_launch() {
-  throw InvalidArgument("tfla: plan has a launch that this build does not know; plan these arguments again");
-}
 
 PerHead per_head(const TensorView& view) {
   if (!view.given()) return {};
@@ -264,19 +245,19 @@ void step_as(const SsdStep& args, const SsdPlan& plan, cudaStream_t stream) {
 }
 
 void forward(const SsdForward& args, const SsdPlan& plan, std::byte* scratch, void* stream) {
-  check_gpu(plan);
+  check_gpu(plan.scan.gpu);
   with_type(plan.scan.shape.dtype,
             [&](auto type) { forward_as<decltype(type)>(args, plan, scratch, static_cast<cudaStream_t>(stream)); });
 }
 
 void backward(const SsdBackward& args, const SsdPlan& plan, std::byte* scratch, void* stream) {
-  check_gpu(plan);
+  check_gpu(plan.scan.gpu);
   with_type(plan.scan.shape.dtype,
             [&](auto type) { backward_as<decltype(type)>(args, plan, scratch, static_cast<cudaStream_t>(stream)); });
 }
 
 void step(const SsdStep& args, const SsdPlan& plan, std::byte* /*scratch*/, void* stream) {
-  check_gpu(plan);
+  check_gpu(plan.scan.gpu);
   with_type(plan.scan.shape.dtype,
             [&](auto type) { step_as<decltype(type)>(args, plan, static_cast<cudaStream_t>(stream)); });
 }

@@ -6,15 +6,11 @@
 #include <utility>
 
 #include "cuda/common/types.h"
+#include "cuda/run_plan.h"
 #include "cuda/sm90/entry.h"
 #include "plan/kernel_table.h"
-#include "tfla/error.h"
 
 namespace tfla::cuda::sm90 {
-
-[[noreturn]] inline void throw_unknown_launch() {
-  throw InvalidArgument("tfla: plan has a launch that this build does not know; plan these arguments again");
-}
 
 // A row of the table as a type.
 template <std::size_t Index>
@@ -45,7 +41,7 @@ void with_row(TileSize tile, const Launch& launch) {
     return (is_launched(std::integral_constant<std::size_t, Index>{}) || ...);
   }
   (std::make_index_sequence<kernel_table.size()>{});
-  if (!found) throw_unknown_launch();
+  if (!found) refuse_launch();
 }
 
 }  // namespace tfla::cuda::sm90

@@ -94,7 +94,7 @@ void launch(const Call<float>& call, TileSize tile, cudaStream_t stream) {
       if constexpr ((Row::batches & (is_packed ? tfla::packed : tfla::dense)) != 0)
         launch_kernel<Config<T, options>>(call, stream);
       else
-        throw_unknown_launch();
+        refuse_launch();
     });
   });
 }

@@ -12,7 +12,7 @@ void launch_forward_with_epilogue(const Call<float>& call, const Epilogue& epilo
       constexpr forward::Options options{.dqk_panels = Row::rows / panel, .columns = Row::columns, .epilogue = true};
       return forward::launch_by_packing<__nv_bfloat16, options>(call, stream, {}, epilogue);
     } else {
-      throw_unknown_launch();
+      refuse_launch();
     }
   });
 }
