@@ -1,4 +1,4 @@
-"""benchmarks/gpu/beside.py without a GPU: what is found wrong, absent, dead or silent, the page, and the verdicts."""
+"""benchmarks/operators/beside.py without a GPU: what is found wrong, absent, dead or silent, the page, and the verdicts."""
 
 import importlib
 import json
@@ -15,7 +15,7 @@ from repository import ROOT
 
 sys.path.append(str(ROOT))
 
-from benchmarks.gpu import beside, beside_page, conv, delta, goals, mamba2_layer, packages, problem, ssd  # noqa: E402
+from benchmarks.operators import beside, beside_page, conv, delta, goals, mamba2_layer, packages, problem, ssd  # noqa: E402
 
 # A running sum as the operator of a suite, on the CPU and by a clock that says what a side is to take.
 SUITE = """
@@ -24,8 +24,9 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.gpu import beside, problem, worker
-from benchmarks.gpu.goals import AHEAD, COPY, MILLISECONDS, Goal, times
+from benchmarks.gpu import worker
+from benchmarks.operators import beside, problem
+from benchmarks.operators.goals import AHEAD, COPY, MILLISECONDS, Goal, times
 
 SECONDS = {"tfla": 1e-3, "slow": 3e-3, "copy": 0.5e-3}
 now = 0.0

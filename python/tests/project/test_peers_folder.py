@@ -1,4 +1,4 @@
-"""benchmarks/gpu/peers_folder.py on archives that are there: no network."""
+"""benchmarks/operators/peers_folder.py on archives that are there: no network."""
 
 import io
 import subprocess
@@ -33,7 +33,7 @@ def downloads(tmp_path):
 
 
 def made(downloads, code=0, *options):
-    command = [sys.executable, "-m", "benchmarks.gpu.peers_folder", "--from", str(downloads)]
+    command = [sys.executable, "-m", "benchmarks.operators.peers_folder", "--from", str(downloads)]
     command += ["--out", str(downloads.parent / "peers"), *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr

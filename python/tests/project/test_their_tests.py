@@ -1,4 +1,4 @@
-"""benchmarks/gpu/their_tests.py on a package of a few lines, whose tests call one function, another, or none."""
+"""benchmarks/operators/their_tests.py on a package of a few lines, whose tests call one function, another, or none."""
 
 import sys
 import time
@@ -9,7 +9,7 @@ from repository import ROOT
 
 sys.path.append(str(ROOT))
 
-from benchmarks.gpu import their_tests  # noqa: E402
+from benchmarks.operators import their_tests  # noqa: E402
 
 FILES = {
     "peers/small/__init__.py": "",

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.gpu.packages import mamba_ssm
-from benchmarks.gpu.problem import Call, Given, Problem
+from benchmarks.operators.packages import mamba_ssm
+from benchmarks.operators.problem import Call, Given, Problem
 
 WIDTH, EPSILON = 4, 1e-5
 

@@ -1,7 +1,7 @@
 """Times Mamba-2's state space dual through PyTorch on this GPU: tfla.ssd, tfla.ssd_step, tfla.compat.fla and the layer
 tfla.nn.Mamba2, beside mamba_ssm and flash-linear-attention. Writes ssd_gpu.{json,md}.
 
-Peers come from the folder of --peers, which benchmarks/gpu/peers_folder.py makes, or are installed. One that is absent,
+Peers come from the folder of --peers, which benchmarks/operators/peers_folder.py makes, or are installed. One that is absent,
 fails or is wrong is shown with the reason.
 """
 
@@ -14,16 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.gpu import beside
-from benchmarks.gpu.goals import COPY, MILLISECONDS, Goal, times
-from benchmarks.gpu.packages import mamba_ssm
-from benchmarks.gpu.problem import STATE, Call, Given, Problem
+from benchmarks.operators import beside
+from benchmarks.operators.goals import COPY, MILLISECONDS, Goal, times
+from benchmarks.operators.packages import mamba_ssm
+from benchmarks.operators.problem import STATE, Call, Given, Problem
 
 EXAMPLES = """examples:
-  python -m benchmarks.gpu.peers_folder --out peers                  once, where there is a network: 6 MB
-  python -m benchmarks.gpu.ssd --peers peers --out results           everything
-  python -m benchmarks.gpu.ssd --peers peers --out results --only step --rounds 1
-  python -m benchmarks.gpu.ssd --out results --page                  the page anew from the JSON file; no GPU
+  python -m benchmarks.operators.peers_folder --out peers                  once, where there is a network: 6 MB
+  python -m benchmarks.operators.ssd --peers peers --out results           everything
+  python -m benchmarks.operators.ssd --peers peers --out results --only step --rounds 1
+  python -m benchmarks.operators.ssd --out results --page                  the page anew from the JSON file; no GPU
 """
 CHUNK = 256  # of mamba_ssm: the default of its layer
 BATCH, TOKENS = 4, 8192
@@ -197,7 +197,7 @@ def within(forward: float, training: float) -> tuple[tuple[Goal, ...], tuple[Goa
 
 
 def cases() -> list[beside.Case]:
-    from benchmarks.gpu.mamba2_layer import Layer
+    from benchmarks.operators.mamba2_layer import Layer
 
     found = [
         *both(LARGE, *within(1.1, 4.2)),
@@ -224,7 +224,7 @@ those of `tfla.compat.fla` and of flash-linear-attention. The layer is `tfla.nn.
 with the same weights, of the shape of the model with 2.7 billion parameters; where there is no package causal_conv1d,
 mamba_ssm's takes PyTorch's convolution."""
 
-SUITE = beside.Suite("ssd_gpu", "The state space dual on a GPU", "benchmarks.gpu.ssd", ABOUT, cases)
+SUITE = beside.Suite("ssd_gpu", "The state space dual on a GPU", "benchmarks.operators.ssd", ABOUT, cases)
 
 if __name__ == "__main__":
     beside.main(SUITE, __doc__, EXAMPLES)

@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.common.markdown import table, verdict_table
-from benchmarks.gpu.beside import Case, Content, Row, Suite
-from benchmarks.gpu.goals import COPIED, OURS, best_peer, judge, ratio, seconds
+from benchmarks.operators.beside import Case, Content, Row, Suite
+from benchmarks.operators.goals import COPIED, OURS, best_peer, judge, ratio, seconds
 
 HEADS = {False: "## Whole sequences\n", True: "## Steps\n"}
 

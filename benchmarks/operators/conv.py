@@ -14,14 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.gpu import beside
-from benchmarks.gpu.goals import AHEAD, Goal
-from benchmarks.gpu.problem import STATE, Call, Given, Problem
+from benchmarks.operators import beside
+from benchmarks.operators.goals import AHEAD, Goal
+from benchmarks.operators.problem import STATE, Call, Given, Problem
 
 EXAMPLES = """examples:
-  python -m benchmarks.gpu.conv --out results                        everything
-  python -m benchmarks.gpu.conv --out results --only training --rounds 1
-  python -m benchmarks.gpu.conv --out results --page                 the page anew from the JSON file; no GPU
+  python -m benchmarks.operators.conv --out results                        everything
+  python -m benchmarks.operators.conv --out results --only training --rounds 1
+  python -m benchmarks.operators.conv --out results --page                 the page anew from the JSON file; no GPU
 """
 PACKAGE, PYTORCH = "causal_conv1d", "PyTorch"
 WIDTH = 4
@@ -128,7 +128,7 @@ def cases() -> list[beside.Case]:
 ABOUT = f"""`tfla.causal_conv1d` of width {WIDTH} with a bias and SiLU, and its step, beside `causal_conv1d_fn` and
 `causal_conv1d_update` of the package causal_conv1d, and PyTorch's `F.conv1d` and `F.silu`."""
 
-SUITE = beside.Suite("conv_gpu", "The causal convolution on a GPU", "benchmarks.gpu.conv", ABOUT, cases)
+SUITE = beside.Suite("conv_gpu", "The causal convolution on a GPU", "benchmarks.operators.conv", ABOUT, cases)
 
 if __name__ == "__main__":
     beside.main(SUITE, __doc__, EXAMPLES)

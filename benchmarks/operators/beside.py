@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from benchmarks.common.versions import versions
-from benchmarks.gpu.goals import COPIED, OURS, Goal
-from benchmarks.gpu.packages import use_folder
-from benchmarks.gpu.watch import BROKEN, ROOT, Content, Row, save, say, watch
+from benchmarks.operators.goals import COPIED, OURS, Goal
+from benchmarks.operators.packages import use_folder
+from benchmarks.operators.watch import BROKEN, ROOT, Content, Row, save, say, watch
 
 if TYPE_CHECKING:
-    from benchmarks.gpu.problem import Problem
+    from benchmarks.operators.problem import Problem
 
 PACKAGES = ("torch", "triton", "fla-core", "mamba_ssm", "causal_conv1d", "flashinfer-python", "flash-qla")
 
@@ -116,7 +116,7 @@ class Run:
 
     def measure(self, case: Case, row: Row) -> None:
         """A side that fails has an error; a side that failed in a process before this one keeps it."""
-        from benchmarks.gpu.problem import prepared
+        from benchmarks.operators.problem import prepared
         from benchmarks.gpu.worker import free
 
         problem = case.problem
@@ -160,7 +160,7 @@ class Run:
 
     def ready(self, case: Case, row: Row, name: str, given: dict[str, Any]) -> tuple[Callable[[], object], float]:
         """Its call, found right and warm, and how long it takes."""
-        from benchmarks.gpu.problem import STATE, check, timed_call
+        from benchmarks.operators.problem import STATE, check, timed_call
 
         side: Row = {"seconds": []}
         if name == COPIED:
@@ -221,7 +221,7 @@ def main(
         without = tuple(options.without)
         Run(suite, file, options.rounds, clock(), options.until, options.only, without).all_cases()
         return
-    from benchmarks.gpu.beside_page import write
+    from benchmarks.operators.beside_page import write
 
     if not options.page:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -26,10 +26,10 @@ DEFAULT = ("fla-core", "einops", "packaging", "mamba_ssm")
 ENVIRONMENT = {"MAMBA_SKIP_CUDA_BUILD": "TRUE", "CAUSAL_CONV1D_SKIP_CUDA_BUILD": "TRUE"}
 
 EXAMPLES = f"""examples:
-  python -m benchmarks.gpu.peers_folder --out peers                       {", ".join(DEFAULT)}
-  python -m benchmarks.gpu.peers_folder --out peers fla-core==0.6.0 einops packaging
-  python -m benchmarks.gpu.peers_folder --out peers --from downloads      of files that are there: no network
-  python -m benchmarks.gpu.peers_folder --out tests pytest iniconfig pluggy pygments      what their_tests.py needs
+  python -m benchmarks.operators.peers_folder --out peers                       {", ".join(DEFAULT)}
+  python -m benchmarks.operators.peers_folder --out peers fla-core==0.6.0 einops packaging
+  python -m benchmarks.operators.peers_folder --out peers --from downloads      of files that are there: no network
+  python -m benchmarks.operators.peers_folder --out tests pytest iniconfig pluggy pygments      what their_tests.py needs
 
 The first is the same as
   pip download --no-deps --no-build-isolation --dest downloads {" ".join(DEFAULT)}

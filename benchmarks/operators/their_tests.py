@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.markdown import table
-from benchmarks.gpu.watch import ROOT, say
+from benchmarks.operators.watch import ROOT, say
 
 EXAMPLES = """examples:
-  python -m benchmarks.gpu.their_tests --fla checkouts/fla --mamba checkouts/mamba --peers peers --out results
-  python -m benchmarks.gpu.their_tests --fla checkouts/fla --only chunk_retention --out results
+  python -m benchmarks.operators.their_tests --fla checkouts/fla --mamba checkouts/mamba --peers peers --out results
+  python -m benchmarks.operators.their_tests --fla checkouts/fla --only chunk_retention --out results
 """
 Outcomes = dict[str, dict[str, Any]]
 
@@ -100,7 +100,7 @@ class Runner:
         """By the names of tests; with "ended" why a run came to no good end."""
         with tempfile.TemporaryDirectory() as directory:
             report, names = Path(directory) / "report.json", Path(directory) / "chosen.json"
-            command = [sys.executable, "-m", "pytest", "-q", "-p", "benchmarks.gpu.their_tests_plugin"]
+            command = [sys.executable, "-m", "pytest", "-q", "-p", "benchmarks.operators.their_tests_plugin"]
             command += ["-p", "no:cacheprovider", "--rootdir", str(self.checkout), str(self.checkout / tests.file)]
             command += ["--their-module", tests.module, "--report", str(report)]
             command += [f"--their-function={name}" for name in functions]

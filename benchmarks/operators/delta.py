@@ -1,7 +1,7 @@
 """Times the gated delta rule through PyTorch on this GPU: tfla.delta_rule and tfla.delta_rule_step, beside
 flash-linear-attention, FlashInfer and FlashQLA. Writes delta_gpu.{json,md}.
 
-Peers come from the folder of --peers, which benchmarks/gpu/peers_folder.py makes, or are installed. One that is absent,
+Peers come from the folder of --peers, which benchmarks/operators/peers_folder.py makes, or are installed. One that is absent,
 fails or is wrong is shown with the reason.
 """
 
@@ -15,15 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.gpu import beside
-from benchmarks.gpu.goals import AHEAD, COPY, MICROSECONDS, MILLISECONDS, Goal, the_time_of
-from benchmarks.gpu.problem import STATE, Call, Given, Problem
+from benchmarks.operators import beside
+from benchmarks.operators.goals import AHEAD, COPY, MICROSECONDS, MILLISECONDS, Goal, the_time_of
+from benchmarks.operators.problem import STATE, Call, Given, Problem
 
 EXAMPLES = """examples:
-  python -m benchmarks.gpu.peers_folder --out peers                  once, where there is a network: 6 MB
-  python -m benchmarks.gpu.delta --peers peers --out results         everything
-  python -m benchmarks.gpu.delta --peers peers --out results --only step --rounds 1
-  python -m benchmarks.gpu.delta --out results --page                the page anew from the JSON file; no GPU
+  python -m benchmarks.operators.peers_folder --out peers                  once, where there is a network: 6 MB
+  python -m benchmarks.operators.delta --peers peers --out results         everything
+  python -m benchmarks.operators.delta --peers peers --out results --only step --rounds 1
+  python -m benchmarks.operators.delta --out results --page                the page anew from the JSON file; no GPU
 """
 FLA, FLASHINFER, FLASHQLA = "fla", "flashinfer", "flash_qla"
 NORMALIZED = {"use_qk_l2norm_in_kernel": True}
@@ -206,7 +206,7 @@ ABOUT = """`tfla.delta_rule` and `tfla.delta_rule_step` beside `chunk_gated_delt
 `gated_delta_rule_decode`, and FlashQLA's `chunk_gated_delta_rule`. All normalise q and k themselves. beta is in [0,1],
 the decay a logsigmoid, both float32; states are float32."""
 
-SUITE = beside.Suite("delta_gpu", "The gated delta rule on a GPU", "benchmarks.gpu.delta", ABOUT, cases)
+SUITE = beside.Suite("delta_gpu", "The gated delta rule on a GPU", "benchmarks.operators.delta", ABOUT, cases)
 
 if __name__ == "__main__":
     beside.main(SUITE, __doc__, EXAMPLES)

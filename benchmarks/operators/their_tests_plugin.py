@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu.packages import mamba_ssm
+from benchmarks.operators.packages import mamba_ssm
 
 Function = Callable[..., Any]
 

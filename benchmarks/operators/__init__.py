@@ -1,0 +1,1 @@
+"""Operators through PyTorch beside other packages, on a GPU."""
