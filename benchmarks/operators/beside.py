@@ -116,8 +116,8 @@ class Run:
 
     def measure(self, case: Case, row: Row) -> None:
         """A side that fails has an error; a side that failed in a process before this one keeps it."""
-        from benchmarks.operators.problem import prepared
         from benchmarks.gpu.worker import free
+        from benchmarks.operators.problem import prepared
 
         problem = case.problem
         given = self.guarded(row, OURS, lambda: prepared(problem, problem.draw(self.clock.device))) or {}

@@ -2,4 +2,6 @@
 #pragma once
 
 // In a kernel: declares `name`, where it begins.
-#define TFLA_DYNAMIC_SHARED(alignment, name) extern __shared__ __align__(alignment) unsigned char name[]
+#define TFLA_DYNAMIC_SHARED(alignment, name) \
+  extern __shared__ __align__(alignment)     \
+  unsigned char name[]
