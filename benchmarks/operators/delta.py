@@ -1,8 +1,8 @@
 """Times the gated delta rule through PyTorch on this GPU: tfla.delta_rule and tfla.delta_rule_step, beside
 flash-linear-attention, FlashInfer and FlashQLA. Writes delta_gpu.{json,md}.
 
-Peers come from the folder of --peers, which benchmarks/operators/peers_folder.py makes, or are installed. One that is absent,
-fails or is wrong is shown with the reason.
+Peers come from the folder of --peers, which benchmarks/operators/peers_folder.py makes, or are installed. One that is
+absent, fails or is wrong is shown with the reason.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ EXAMPLES = f"""examples:
   python -m benchmarks.operators.peers_folder --out peers                       {", ".join(DEFAULT)}
   python -m benchmarks.operators.peers_folder --out peers fla-core==0.6.0 einops packaging
   python -m benchmarks.operators.peers_folder --out peers --from downloads      of files that are there: no network
-  python -m benchmarks.operators.peers_folder --out tests pytest iniconfig pluggy pygments      what their_tests.py needs
+  python -m benchmarks.operators.peers_folder --out tests pytest iniconfig pluggy pygments   what their_tests.py needs
 
 The first is the same as
   pip download --no-deps --no-build-isolation --dest downloads {" ".join(DEFAULT)}

@@ -1,8 +1,8 @@
 """Times Mamba-2's state space dual through PyTorch on this GPU: tfla.ssd, tfla.ssd_step, tfla.compat.fla and the layer
 tfla.nn.Mamba2, beside mamba_ssm and flash-linear-attention. Writes ssd_gpu.{json,md}.
 
-Peers come from the folder of --peers, which benchmarks/operators/peers_folder.py makes, or are installed. One that is absent,
-fails or is wrong is shown with the reason.
+Peers come from the folder of --peers, which benchmarks/operators/peers_folder.py makes, or are installed. One that is
+absent, fails or is wrong is shown with the reason.
 """
 
 from __future__ import annotations

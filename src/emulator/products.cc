@@ -55,8 +55,7 @@ void read(std::uint64_t descriptor, bool across, unsigned first, unsigned count,
     for (unsigned k = 0; k < depth; ++k) {
       const unsigned address = operand.address(first + r, k);
       const unsigned char* at = address + 2 <= cta.shared_bytes ? cta.shared + address : shared_at(address, 2);
-      out[ByDepth ? k * most_columns + r : r * depth + k] =
-          widened<Of>(*reinterpret_cast<const std::uint16_t*>(at));
+      out[ByDepth ? k * most_columns + r : r * depth + k] = widened<Of>(*reinterpret_cast<const std::uint16_t*>(at));
     }
   }
 }

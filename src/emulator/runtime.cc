@@ -38,9 +38,7 @@ CUresult encode(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, void* da
   return CUDA_SUCCESS;
 }
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 }  // namespace
 }  // namespace tfla::emulator

@@ -20,10 +20,7 @@ enum cudaDeviceAttr {
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal };
-enum cudaLaunchAttributeID {
-  cudaLaunchAttributeProgrammaticStreamSerialization,
-  cudaLaunchAttributeClusterDimension
-};
+enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization, cudaLaunchAttributeClusterDimension };
 enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess };
 inline constexpr unsigned cudaStreamNonBlocking = 1, cudaHostAllocMapped = 2, cudaEnableDefault = 0;
 

@@ -1,4 +1,4 @@
-"""benchmarks/operators/beside.py without a GPU: what is found wrong, absent, dead or silent, the page, and the verdicts."""
+"""benchmarks/operators/beside.py without a GPU: what is wrong, absent, dead or silent, the page, and the verdicts."""
 
 import importlib
 import json

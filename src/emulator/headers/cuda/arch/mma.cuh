@@ -10,9 +10,7 @@
 
 namespace tfla::cuda::arch {
 
-inline std::uint32_t pack(float2 x, __nv_bfloat16) {
-  return std::bit_cast<std::uint32_t>(__float22bfloat162_rn(x));
-}
+inline std::uint32_t pack(float2 x, __nv_bfloat16) { return std::bit_cast<std::uint32_t>(__float22bfloat162_rn(x)); }
 inline std::uint32_t pack(float2 x, __half) { return std::bit_cast<std::uint32_t>(__float22half2_rn(x)); }
 inline float2 unpack(std::uint32_t pair, __nv_bfloat16) {
   return __bfloat1622float2(std::bit_cast<__nv_bfloat162>(pair));
