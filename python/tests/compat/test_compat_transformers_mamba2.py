@@ -148,10 +148,11 @@ def test_states():
 ENDLESS = {"time_step_limit": (0.0, float("inf"))}
 
 
-def test_decoding_goes_on_from_the_cache():
+@pytest.mark.parametrize("gradients", [False, True], ids=["steps", "sequences of a token"])
+def test_decoding_goes_on_from_the_cache(gradients):
     """Logits, not only the likeliest tokens: a prompt in two parts and single tokens, against the whole sequence."""
     model = make_model(**ENDLESS)
-    with torch.no_grad():
+    with torch.set_grad_enabled(gradients):
         whole = model(PROMPT).logits
         compat.patch(model)
         first = model(PROMPT[:, :20], use_cache=True)
