@@ -38,7 +38,7 @@ void check_call(const DeltaPlan& plan, Operation operation, const Args& args, st
   if (plan.operation != operation || plan.shape != shape || plan.options != args.options) {
     refuse("tfla: plan was made for another operation, shape or other options; plan these arguments again");
   }
-  if (!aligned && plan.device == Device::cuda && launches(plan, DeltaKernel::forward_on_chip)) {
+  if (!aligned && plan.device == Device::cuda && launches(plan, DeltaKernel::solve)) {
     refuse("tfla: plan was made for tensors whose rows begin on 16 bytes; plan these arguments");
   }
   check_scratch(plan.scratch_bytes, scratch);

@@ -55,6 +55,12 @@ void check_optional_state(const char* name, const TensorView& view, const DeltaS
   if (view.given()) check_state_C(name, view, shape.sequences, shape);
 }
 
+template <class Args, class... Views>
+bool all_mapped(const Args& args, const Views&... views) {
+  const std::int64_t packed_tokens = args.cu_seqlens.given() ? args.q.shape[1] : 0;
+  return (has_tensor_map(views, packed_tokens) && ...);
+}
+
 template <class Args>
 void add_inputs(OverlapCheck& check, const Args& args) {
   check.input("q", args.q);
@@ -89,10 +95,7 @@ DeltaShape validate(const DeltaForward& args, Device device) {
   check_cu_seqlens(args.cu_seqlens, device, shape);
   check_optional_state("initial_state", args.initial_state, shape);
   check_optional_state("last_state", args.last_state, shape);
-  const std::int64_t packed_tokens = args.cu_seqlens.given() ? shape.tokens : 0;
-  shape.aligned =
-      device != Device::cuda || (has_tensor_map(args.q, packed_tokens) && has_tensor_map(args.k, packed_tokens) &&
-                                 has_tensor_map(args.v, packed_tokens) && has_tensor_map(args.h, packed_tokens));
+  shape.aligned = device != Device::cuda || all_mapped(args, args.q, args.k, args.v, args.h);
 
   OverlapCheck check;
   add_inputs(check, args);
@@ -128,6 +131,7 @@ DeltaShape validate(const DeltaBackward& args, Device device) {
   check_optional_state("initial_state", args.initial_state, shape);
   check_optional_state("dlast_state", args.dlast_state, shape);
   check_optional_state("dinitial_state", args.dinitial_state, shape);
+  shape.aligned = device != Device::cuda || all_mapped(args, args.q, args.k, args.v, args.dh, args.dv);
 
   OverlapCheck check;
   add_inputs(check, args);

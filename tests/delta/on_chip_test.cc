@@ -53,6 +53,7 @@ DeltaCase make_case(const Row& row) {
   c.initial_state = row[state] == 1 || row[state] == 2;
   c.in_place = row[state] == 2;
   c.last_state = row[state] != 3;
+  c.last_state_grad = row[state] == 1 || row[state] == 3;
   c.device = Device::cuda;
   c.on_chip = true;
   return c;
@@ -106,6 +107,13 @@ TEST_P(DeltaOnChip, WithinBounds) {
   EXPECT_TRUE(judge.within_bounds(first));
   EXPECT_TRUE(problem.surroundings_intact());
   EXPECT_EQ(run_forward(problem), first);  // the same bits
+
+  const DeltaPlan back = delta_plan(problem.backward, {.device = Device::cuda, .untested = true});
+  ASSERT_TRUE(launches(back, DeltaKernel::grad_states_on_chip)) << describe(back);
+  const Snapshot gradients = run_backward(problem);
+  EXPECT_TRUE(judge.within_bounds(gradients));
+  EXPECT_TRUE(problem.surroundings_intact());
+  EXPECT_EQ(run_backward(problem), gradients);
 }
 
 std::string case_name(const ::testing::TestParamInfo<DeltaCase>& info) {

@@ -122,7 +122,7 @@ DeltaShape in_bfloat16(DeltaShape shape) {
   return shape;
 }
 
-TEST(DeltaPlanSmall, HopperKeepsTheStatesOfForwardOnTheChip) {
+TEST(DeltaPlanSmall, HopperKeepsTheStatesOnTheChip) {
   const DeltaShape shape = in_bfloat16(shape_of(4, 8192, 32, 128, 128));
   for (const KnownGpu& gpu : known_gpus()) {
     const bool hopper = gpu.facts.capability == 90;
@@ -131,7 +131,12 @@ TEST(DeltaPlanSmall, HopperKeepsTheStatesOfForwardOnTheChip) {
     EXPECT_EQ(launches(plan, DeltaKernel::solve), hopper) << gpu.name;
     EXPECT_EQ(launches(plan, DeltaKernel::forward), !hopper) << gpu.name;
     EXPECT_FALSE(launches(plan_for(gpu.facts, shape, true), DeltaKernel::solve)) << gpu.name;
-    EXPECT_FALSE(launches(plan_for(gpu.facts, shape, false, Operation::backward), DeltaKernel::solve)) << gpu.name;
+    const DeltaPlan back = plan_for(gpu.facts, shape, false, Operation::backward);
+    for (const DeltaKernel kernel : {DeltaKernel::solve, DeltaKernel::states_on_chip, DeltaKernel::grad_states_on_chip})
+      EXPECT_EQ(launches(back, kernel), hopper) << gpu.name << "\n" << describe(back);
+    for (const DeltaKernel kernel : {DeltaKernel::states, DeltaKernel::grad_states})
+      EXPECT_EQ(launches(back, kernel), !hopper) << gpu.name;
+    EXPECT_TRUE(launches(back, DeltaKernel::gradients)) << gpu.name;
   }
 }
 

@@ -67,7 +67,9 @@ template <class T>
 void run_on_hopper(DeltaKernel kernel, const Call<typename Config<T>::Real>& call, cudaStream_t stream) {
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
     if (kernel == DeltaKernel::solve) return sm90::launch_delta_solve(call, stream);
-    return sm90::launch_delta_forward(call, call.dims.panel, stream);
+    if (kernel == DeltaKernel::forward_on_chip) return sm90::launch_delta_forward(call, stream);
+    if (kernel == DeltaKernel::states_on_chip) return sm90::launch_delta_states(call, stream);
+    if (kernel == DeltaKernel::grad_states_on_chip) return sm90::launch_delta_grad_states(call, stream);
   }
   refuse_launch();
 }
@@ -79,7 +81,9 @@ void run_launch(const Launch& launch, const Call<typename Config<T>::Real>& call
     case DeltaKernel::padding: return launch_padding<T>(call, stream);
     case DeltaKernel::forward: return launch_forward<T>(call, stream);
     case DeltaKernel::solve:
-    case DeltaKernel::forward_on_chip: return run_on_hopper<T>(static_cast<DeltaKernel>(launch.kernel), call, stream);
+    case DeltaKernel::forward_on_chip:
+    case DeltaKernel::states_on_chip:
+    case DeltaKernel::grad_states_on_chip: return run_on_hopper<T>(static_cast<DeltaKernel>(launch.kernel), call, stream);
     case DeltaKernel::states: return launch_states<T>(call, stream);
     case DeltaKernel::grad_states: return launch_grad_states<T>(call, stream);
     case DeltaKernel::gradients: return launch_gradients<T>(call, stream);

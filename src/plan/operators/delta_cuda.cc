@@ -44,7 +44,7 @@ bool stays_on_chip(const DeltaPlan& plan, bool portable) {
   const auto batch = static_cast<double>(shape.batch), tokens = static_cast<double>(shape.tokens);
   const double tiles = batch * (tokens / hopper::delta_tile + 1) + static_cast<double>(shape.sequences);
   const double panels = static_cast<double>(shape.sequences) * static_cast<double>(ceil_div(shape.dhv, 64));
-  return !portable && plan.operation == Operation::forward && plan.gpu.capability == 90 &&
+  return !portable && plan.operation != Operation::step && plan.gpu.capability == 90 &&
          plan.gpu.shared_bytes >= most_shared_bytes(Needs::sm90a) && shape.aligned && shape.dtype == DType::bfloat16 &&
          shape.dqk <= hopper::delta_most_dqk && shape.dqk % 8 == 0 && shape.dhv % 8 == 0 && shape.tokens > 0 &&
          shape.sequences > 0 && batch * tokens < most_int && tiles * static_cast<double>(shape.heads) < most_int &&
@@ -72,6 +72,8 @@ const char* name(DeltaKernel kernel) {
     case DeltaKernel::forward: return "forward";
     case DeltaKernel::solve: return "solve";
     case DeltaKernel::forward_on_chip: return "forward_on_chip";
+    case DeltaKernel::states_on_chip: return "states_on_chip";
+    case DeltaKernel::grad_states_on_chip: return "grad_states_on_chip";
     case DeltaKernel::states: return "states";
     case DeltaKernel::grad_states: return "grad_states";
     case DeltaKernel::gradients: return "gradients";
@@ -107,16 +109,16 @@ void plan_delta_cuda(DeltaPlan& plan, bool portable) {
   if (plan.operation == Operation::step) return add(plan, DeltaKernel::step);
   if (plan.shape.packed) add(plan, DeltaKernel::padding);
   if (plan.options.normalize_qk) add(plan, DeltaKernel::norms);
-  if (stays_on_chip(plan, portable)) {
-    add(plan, DeltaKernel::solve);
-    add(plan, DeltaKernel::forward_on_chip);
-  } else if (plan.operation == Operation::forward) {
-    add(plan, DeltaKernel::forward);
+  const bool on_chip = stays_on_chip(plan, portable);
+  if (on_chip) add(plan, DeltaKernel::solve);
+  if (plan.operation == Operation::forward) {
+    add(plan, on_chip ? DeltaKernel::forward_on_chip : DeltaKernel::forward);
   } else {
-    choose_slices(plan);
-    for (const DeltaKernel kernel : {DeltaKernel::states, DeltaKernel::grad_states, DeltaKernel::gradients,
-                                     DeltaKernel::sum_heads, DeltaKernel::sum_tokens})
+    for (const DeltaKernel kernel : {on_chip ? DeltaKernel::states_on_chip : DeltaKernel::states,
+                                     on_chip ? DeltaKernel::grad_states_on_chip : DeltaKernel::grad_states,
+                                     DeltaKernel::gradients, DeltaKernel::sum_heads, DeltaKernel::sum_tokens})
       add(plan, kernel);
+    choose_slices(plan);
   }
   plan.scratch_bytes = scratch_of(plan);
 }

@@ -11,16 +11,18 @@ namespace tfla {
 
 // Launches of a plan for CUDA.
 enum class DeltaKernel : std::uint8_t {
-  norms,            // 1 / |q| and 1 / |k| of every token
-  padding,          // zeros in outputs of tokens that are in no sequence
-  forward,          // residuals, outputs and states, tile by tile
-  solve,            // Hopper: the triangular system of every tile, all tiles side by side
-  forward_on_chip,  // Hopper: forward from what solve made, with the states in registers
-  states,           // residuals, and the states at the starts of tiles
-  grad_states,      // dX and dV, and the gradients of the states at the ends of tiles, from the last tile to the first
-  gradients,        // dq and dk of every value head, dbeta and dg, all tiles side by side
-  sum_heads,        // dq and dk over the value heads that share them, through the norm
-  sum_tokens,       // dA_log and ddt_bias
+  norms,                // 1 / |q| and 1 / |k| of every token
+  padding,              // zeros in outputs of tokens that are in no sequence
+  forward,              // residuals, outputs and states, tile by tile
+  solve,                // Hopper: the triangular system of every tile, all tiles side by side
+  forward_on_chip,      // Hopper: forward from what solve made, with the states in registers
+  states_on_chip,       // the same for states
+  grad_states_on_chip,  // the same for grad_states
+  states,               // residuals, and the states at the starts of tiles
+  grad_states,  // dX and dV, and the gradients of the states at the ends of tiles, from the last tile to the first
+  gradients,    // dq and dk of every value head, dbeta and dg, all tiles side by side
+  sum_heads,    // dq and dk over the value heads that share them, through the norm
+  sum_tokens,   // dA_log and ddt_bias
   step
 };
 [[nodiscard]] const char* name(DeltaKernel kernel);
@@ -32,8 +34,8 @@ enum class DeltaKernel : std::uint8_t {
 // Hopper: what solve leaves of a tile of one head, in rows of 64 numbers of 16 bits: a square in two terms, and vectors
 // of 64 floats.
 namespace hopper {
-inline constexpr std::int64_t delta_tile = 64, delta_vectors = 8;
-inline constexpr std::int64_t delta_vector_rows = 2 * delta_vectors;
+inline constexpr std::int64_t delta_tile = 64;
+inline constexpr std::int64_t delta_vector_rows = 24;  // two for each of ten vectors, and eight rows are a kilobyte
 inline constexpr std::int64_t solved_rows = 2 * delta_tile + delta_vector_rows;
 inline constexpr std::int64_t solved_numbers = solved_rows * delta_tile;
 inline constexpr std::int64_t delta_most_dqk = 128;
@@ -78,7 +80,7 @@ struct DeltaScratch {
     const std::int64_t tiles = delta_tiles(plan);
     if (launches(plan, DeltaKernel::solve)) {
       solved = arena.take<std::uint16_t>(tiles * heads * hopper::solved_numbers);
-      return;
+      if (forward) return;
     }
     states = arena.take<Real>((forward ? shape.sequences : tiles) * heads * shape.dqk * shape.dhv);
     if (forward) return;

@@ -61,7 +61,7 @@ struct DeltaCase {
   bool last_state_grad = false;  // feeds a gradient into the last state
   int threads = 1;
   Device device = Device::cpu;
-  bool on_chip = false;  // cuda: forward by Hopper's kernels, and not by portable ones
+  bool on_chip = false;  // cuda: by Hopper's kernels where there are any, and not by portable ones
   std::uint64_t seed = 1;
 };
 

@@ -9,7 +9,10 @@ namespace tfla::cuda::sm90 {
 
 // The triangular system of every tile, and the vectors of its tokens, into scratch.solved.
 void launch_delta_solve(const delta::Call<float>& call, cudaStream_t stream);
-// H and the last state from them. columns: of a state that a CTA has, 64 or 128.
-void launch_delta_forward(const delta::Call<float>& call, int columns, cudaStream_t stream);
+// From them, with columns of a state to each CTA as the plan says: H and the last state; residuals, and C at the starts
+// of tiles; dX and dV, and dC at the ends of tiles.
+void launch_delta_forward(const delta::Call<float>& call, cudaStream_t stream);
+void launch_delta_states(const delta::Call<float>& call, cudaStream_t stream);
+void launch_delta_grad_states(const delta::Call<float>& call, cudaStream_t stream);
 
 }  // namespace tfla::cuda::sm90

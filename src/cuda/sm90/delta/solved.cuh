@@ -29,7 +29,9 @@ enum class Vector : int {
   sum,     // b: the sum of the log decays since the tile began, to the base 2
   query,   // scale |q|^-1
   key,     // beta |k|^-1
-  decay    // exp(b_end), the same number for all
+  decay,   // exp(b_end), the same number for all
+  left,    // exp(b_end - b) |k|^-1: of what a state at the tile's end says of its key
+  norm     // |k|^-1
 };
 
 inline constexpr int solved_rows = tfla::hopper::solved_rows;

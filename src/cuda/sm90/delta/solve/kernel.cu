@@ -103,6 +103,8 @@ __device__ __forceinline__ void make_gates(const DeltaCall& call, const Tile& ti
   write(Vector::query, [&](int e) { return scale * q_norm[e]; });
   write(Vector::key, [&](int e) { return beta[e] * k_norm[e]; });
   write(Vector::decay, [&](int) { return left(all); });
+  write(Vector::left, [&](int e) { return left(all - b[e]) * k_norm[e]; });
+  write(Vector::norm, [&](int e) { return k_norm[e]; });
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     gates.b[first + e] = b[e];

@@ -1,10 +1,11 @@
-// forward_on_chip: the warpgroup of the scores, P_tj = scale D_tj q_t.k_j beta_j for j <= t.
+// Kernels along the chain of states: the warpgroup of the scores, P_tj = scale D_tj q_t.k_j for j <= t, for outputs
+// times beta_j.
 #pragma once
 
 #include "cuda/arch/mma.cuh"
 #include "cuda/arch/tma.cuh"
 #include "cuda/arch/wgmma.cuh"
-#include "cuda/sm90/delta/forward/cta.cuh"
+#include "cuda/sm90/delta/chain/cta.cuh"
 
 namespace tfla::cuda::sm90::delta_rule {
 
@@ -21,6 +22,7 @@ __device__ __forceinline__ void multiply_queries(float (&scores)[32], unsigned q
   arch::pin(scores);
 }
 
+template <Vector Key>
 __device__ __forceinline__ void gate_scores(float (&scores)[32], const SolvedTile& solved, const Lane& lane) {
   const TokenPair own(lane);
   const float sum[2] = {solved.one(Vector::sum, lane.row), solved.one(Vector::sum, lane.row + 8)};
@@ -28,7 +30,7 @@ __device__ __forceinline__ void gate_scores(float (&scores)[32], const SolvedTil
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
     const int j = 8 * n + lane.pair;
-    const float2 sums = solved.pair(Vector::sum, n, own), keys = solved.pair(Vector::key, n, own);
+    const float2 sums = solved.pair(Vector::sum, n, own), keys = solved.pair(Key, n, own);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int t = lane.row + 8 * r, at = 4 * n + 2 * r;
@@ -41,8 +43,8 @@ __device__ __forceinline__ void gate_scores(float (&scores)[32], const SolvedTil
 }
 
 template <class C>
-__device__ __forceinline__ void make_scores(const ForwardItem<C>& item) {
-  using Shared = ForwardShared<C>;
+__device__ __forceinline__ void make_scores(const ChainItem<C>& item) {
+  using Shared = ChainShared<C>;
   const Shared& shared = item.shared;
   const Lane lane;
   Ring<C::slots> ring;
@@ -53,7 +55,7 @@ __device__ __forceinline__ void make_scores(const ForwardItem<C>& item) {
     arch::wait(shared.full(ring.slot), ring.phase);
     float scores[32];
     multiply_queries<C>(scores, slot + Shared::q, slot + Shared::k);
-    gate_scores(scores, {slot + Shared::solved}, lane);
+    gate_scores<C::reverse ? Vector::norm : Vector::key>(scores, {slot + Shared::solved}, lane);
     arch::wait(shared.taken(out.slot), out.phase ^ 1);
     const unsigned row = shared.score_slot(out.slot) + lane.tile_row();
 #pragma unroll
