@@ -75,8 +75,8 @@ class Fibers {
  private:
   void make(unsigned threads);
   std::vector<std::unique_ptr<Thread>> threads_;
-  std::vector<unsigned> order_;  // of warps
-  int lagging_ = -1;             // a warpgroup of this CTA that rarely gets a turn; -1: none
+  std::vector<unsigned> order_;               // of warps
+  unsigned first_lagging_ = 0, lagging_ = 0;  // warps of this CTA, one or those of a warpgroup, that rarely get a turn
   unsigned threads_in_use_ = 0;
   const std::function<void()>* kernel_ = nullptr;
 };
@@ -107,8 +107,9 @@ void Fibers::start(Cta& cta, unsigned threads, const std::function<void()>& kern
   order_.resize(cta.warps.size());
   std::iota(order_.begin(), order_.end(), 0U);
   if (cta.random() % 2 != 0) std::shuffle(order_.begin(), order_.end(), cta.random);
-  const auto warpgroups = static_cast<unsigned>(cta.warps.size() + warpgroup_warps - 1) / warpgroup_warps;
-  lagging_ = cta.random() % 4 == 0 ? static_cast<int>(cta.random() % warpgroups) : -1;
+  const auto warps = static_cast<unsigned>(cta.warps.size());
+  lagging_ = cta.random() % 2 == 0 ? 1 : warpgroup_warps;
+  first_lagging_ = cta.random() % 4 == 0 ? cta.random() % ((warps + lagging_ - 1) / lagging_) * lagging_ : warps;
   threads_in_use_ = threads;
   for (unsigned t = 0; t < threads; ++t) {
     Thread& thread = *threads_[t];
@@ -142,7 +143,7 @@ bool Fibers::pass(Cta& cta) {
   gridDim = cta.grid_dim;
   blockDim = cta.block_dim;
   bool progress = false;
-  const auto lags = [&](unsigned warp) { return static_cast<int>(warp / warpgroup_warps) == lagging_; };
+  const auto lags = [&](unsigned warp) { return warp >= first_lagging_ && warp < first_lagging_ + lagging_; };
   for (const unsigned warp : order_)
     if (!lags(warp)) progress = turn(warp) || progress;
   constexpr unsigned rarely = 16;  // others may wait for it without saying so

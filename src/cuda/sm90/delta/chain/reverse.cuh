@@ -1,6 +1,6 @@
 // grad_states_on_chip: the warpgroups of the chain, from the last tile to the first.
 //
-//   dw^T = left dC^T K^T + dH^T P                          dC in two terms
+//   dw^T = left dC^T K^T + dH^T P
 //   dX^T = dw^T - (beta dw)^T Z     dV = beta dX           beta dw and Z in two terms
 //   dC^T = decay dC^T + (read dH)^T Q - (recall dV)^T K    both in two terms
 #pragma once
@@ -23,20 +23,15 @@ struct ReverseChain {
   // y = left dC^T K^T
   __device__ __forceinline__ void read_state(const State& c, Tokens& y, unsigned slot, const SolvedTile& solved,
                                              bool last) const {
-    std::uint32_t high[key_steps][4], low[key_steps][4];
+    std::uint32_t operand[key_steps][4];
 #pragma unroll
-    for (int step = 0; step < key_steps; ++step) {
-      round_step(high[step], c, step);
-      round_rest(low[step], high[step], c, step);
-    }
+    for (int step = 0; step < key_steps; ++step) round_step(operand[step], c, step);
     here.take_turn();
     arch::products_begin();
 #pragma unroll
-    for (int step = 0; step < key_steps; ++step) {
-      const std::uint64_t k = arch::tile_at(slot + Shared::k, step / 4 * panel_bytes + step % 4 * 32);
-      arch::multiply<T, Major::depth>(y, high[step], k, step > 0);
-      arch::multiply<T, Major::depth>(y, low[step], k, true);
-    }
+    for (int step = 0; step < key_steps; ++step)
+      arch::multiply<T, Major::depth>(
+          y, operand[step], arch::tile_at(slot + Shared::k, step / 4 * panel_bytes + step % 4 * 32), step > 0);
     arch::products_commit();
     here.pass_turn(W == 0 || !last);
     arch::products_wait<0>();
