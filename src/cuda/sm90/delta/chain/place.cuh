@@ -84,6 +84,7 @@ struct ChainPlace {
   template <class F>
   __device__ __forceinline__ void each_of_state(const F& f) const {
     const int dqk = item.call.dims.dqk, dhv = item.call.dims.dhv;
+    const Lane lane = Lane::again();
 #pragma unroll
     for (int at = 0; at < 32 * C::key_panels; ++at) {
       const int row = at / 4 * 8 + lane.pair + at % 2, col = column() + lane.row + at / 2 % 2 * 8;
@@ -117,6 +118,7 @@ struct ChainPlace {
     const int count = item.count(tile), columns = item.call.dims.dhv;
     float* to = rows + item.row(tile) * columns;
     const std::int64_t row = static_cast<std::int64_t>(item.call.dims.heads) * columns;
+    const Lane lane = Lane::again();
 #pragma unroll
     for (int at = 0; at < tile_tokens / 2; ++at) {
       const int token = at / 4 * 8 + lane.pair + at % 2, col = column() + lane.row + at / 2 % 2 * 8;
