@@ -66,27 +66,6 @@ struct ForwardChain {
     }
   }
 
-  // r from X, in place. o and c are scaled while the products run.
-  __device__ __forceinline__ void solve(Tokens& y, Tokens& o, State& c, const SolvedTile& solved) const {
-    TokenOperand high, low;
-    {
-      Tokens written;
-      each_token(solved, Vector::write, here.own, [&](int at, float beta) { written[at] = -beta * y[at]; });
-      round_twice(high, low, written);
-    }
-    arch::products_begin();
-    multiply_square(y, high, solved.z());
-    multiply_square(y, low, solved.z());
-    multiply_square(y, high, solved.z() + second_term);
-    arch::products_commit();
-    if constexpr (makes_outputs) each_token(solved, Vector::read, here.own, [&](int at, float read) { o[at] *= read; });
-    const float decay = solved.one(Vector::decay, 0);
-#pragma unroll
-    for (float& x : c) x *= decay;
-    arch::products_wait<0>();
-    arch::pin(y);
-  }
-
   // Waits for its products: with those of the scores in flight beside them, registers do not suffice, and ptxas
   // serializes all.
   __device__ __forceinline__ void add_to_state(State& c, const Tokens& y, unsigned slot,
@@ -103,8 +82,8 @@ struct ForwardChain {
     round_twice(high, low, y);
     arch::pin(o);
     arch::products_begin();
-    multiply_square(o, high, scores);
-    multiply_square(o, low, scores);
+    multiply_square<Major::depth>(o, high, scores);
+    multiply_square<Major::depth>(o, low, scores);
     arch::products_commit();
     arch::products_wait<0>();
     arch::pin(o);
@@ -144,7 +123,10 @@ struct ForwardChain {
       subtract_from_values(y, slot, solved);
       arch::products_wait<0>();
       if constexpr (makes_outputs) arch::pin(o);
-      solve(y, o, c, solved);
+      here.template solve<Major::depth>(y, c, solved, [&] {
+        if constexpr (makes_outputs)
+          each_token(solved, Vector::read, here.own, [&](int at, float read) { o[at] *= read; });
+      });
       add_to_state(c, y, slot, solved);
       finish(o, y, ring.slot, step);
       ring.advance();

@@ -43,16 +43,14 @@ __device__ __forceinline__ void each_token(const SolvedTile& solved, Vector vect
   }
 }
 
-// sum^T += operand square^T, or across it: sum^T += operand square
+// sum^T += operand square^T, with the depth along the rows of the square; across them sum^T += operand square
+template <Major Square>
 __device__ __forceinline__ void multiply_square(float (&sum)[32], const TokenOperand& operand, unsigned square) {
 #pragma unroll
-  for (int step = 0; step < token_steps; ++step)
-    arch::multiply<T, Major::depth>(sum, operand[step], arch::tile_at(square, step * 32), true);
-}
-__device__ __forceinline__ void multiply_square_across(float (&sum)[32], const TokenOperand& operand, unsigned square) {
-#pragma unroll
-  for (int step = 0; step < token_steps; ++step)
-    arch::multiply<T, Major::across>(sum, operand[step], arch::tile_at(square, step * 16 * panel_row_bytes), true);
+  for (int step = 0; step < token_steps; ++step) {
+    const unsigned offset = Square == Major::depth ? step * 32 : step * 16 * panel_row_bytes;
+    arch::multiply<T, Square>(sum, operand[step], arch::tile_at(square, offset), true);
+  }
 }
 
 // A sum of all tokens in two terms.
@@ -134,6 +132,29 @@ struct ChainPlace {
     if constexpr (C::chains == 2) {
       if (to_another) arch::named_arrive(turn_of_0 + 1 - W, 2 * warpgroup_threads);
     }
+  }
+
+  // y^T -= (beta y)^T Z^T; across the rows of Z, (beta y)^T Z. While the products run the state decays, and `besides`
+  // is called.
+  template <Major Square, class Besides>
+  __device__ __forceinline__ void solve(Tokens& y, State& c, const SolvedTile& solved, const Besides& besides) const {
+    TokenOperand high, low;
+    {
+      Tokens written;
+      each_token(solved, Vector::write, own, [&](int at, float beta) { written[at] = -beta * y[at]; });
+      round_twice(high, low, written);
+    }
+    arch::products_begin();
+    multiply_square<Square>(y, high, solved.z());
+    multiply_square<Square>(y, low, solved.z());
+    multiply_square<Square>(y, high, solved.z() + second_term);
+    arch::products_commit();
+    besides();
+    const float decay = solved.one(Vector::decay, 0);
+#pragma unroll
+    for (float& x : c) x *= decay;
+    arch::products_wait<0>();
+    arch::pin(y);
   }
 
   // state^T += (high + low) tokens, for a tile of rows of keys or queries. Waits for its products.

@@ -55,26 +55,6 @@ struct ReverseChain {
     arch::pin(y);
   }
 
-  // dX from dw, in place. c is scaled while the products run.
-  __device__ __forceinline__ void solve(Tokens& y, State& c, const SolvedTile& solved) const {
-    TokenOperand high, low;
-    {
-      Tokens written;
-      each_token(solved, Vector::write, here.own, [&](int at, float beta) { written[at] = -beta * y[at]; });
-      round_twice(high, low, written);
-    }
-    arch::products_begin();
-    multiply_square_across(y, high, solved.z());
-    multiply_square_across(y, low, solved.z());
-    multiply_square_across(y, high, solved.z() + second_term);
-    arch::products_commit();
-    const float decay = solved.one(Vector::decay, 0);
-#pragma unroll
-    for (float& x : c) x *= decay;
-    arch::products_wait<0>();
-    arch::pin(y);
-  }
-
   // What keys and queries add to dC. y: dV.
   __device__ __forceinline__ void add_to_state(State& c, const Tokens& y, unsigned slot,
                                                const SolvedTile& solved) const {
@@ -124,7 +104,7 @@ struct ReverseChain {
       arch::wait(shared.scored(scores.slot), scores.phase);
       add_scores(y, slot, shared.score_slot(scores.slot));
       if (here.lane.leads()) arch::arrive(shared.taken(scores.slot));
-      solve(y, c, solved);
+      here.template solve<Major::across>(y, c, solved, [] {});
       here.keep_tokens(y, item.call.scratch.grad_residuals, tile);
       each_token(solved, Vector::write, here.own, [&](int at, float beta) { y[at] *= beta; });
       add_to_state(c, y, slot, solved);
