@@ -83,7 +83,8 @@ void run_launch(const Launch& launch, const Call<typename Config<T>::Real>& call
     case DeltaKernel::solve:
     case DeltaKernel::forward_on_chip:
     case DeltaKernel::states_on_chip:
-    case DeltaKernel::grad_states_on_chip: return run_on_hopper<T>(static_cast<DeltaKernel>(launch.kernel), call, stream);
+    case DeltaKernel::grad_states_on_chip:
+      return run_on_hopper<T>(static_cast<DeltaKernel>(launch.kernel), call, stream);
     case DeltaKernel::states: return launch_states<T>(call, stream);
     case DeltaKernel::grad_states: return launch_grad_states<T>(call, stream);
     case DeltaKernel::gradients: return launch_gradients<T>(call, stream);
