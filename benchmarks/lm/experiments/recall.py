@@ -35,7 +35,7 @@ class Task:
     dim: int = 64
     heads: int = 4
     batch: int = 64
-    steps: int = 2000
+    steps: int = 3000
     lr: float = 3e-3
     # The paper's input gates begin at -10 and take up next to nothing; its forget gates all begin with long memories,
     # but who binds a value to the key before it needs a short one.
