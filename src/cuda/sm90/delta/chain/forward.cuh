@@ -17,7 +17,6 @@ struct ForwardChain {
   using Shared = ChainShared<C>;
   using State = typename ChainPlace<C, W>::State;
   using Tokens = typename ChainPlace<C, W>::Tokens;
-  static constexpr int key_steps = 4 * C::key_panels;
   static constexpr bool makes_outputs = C::pass == Pass::outputs;
 
   ChainPlace<C, W> here;
@@ -26,22 +25,13 @@ struct ForwardChain {
 
   // y = C^T K^T and o = C^T Q^T, two batches in flight on return.
   __device__ __forceinline__ void read_state(const State& c, Tokens& y, Tokens& o, unsigned slot, bool last) const {
-    std::uint32_t operand[key_steps][4];
-#pragma unroll
-    for (int step = 0; step < key_steps; ++step) round_step(operand[step], c, step);
+    typename ChainPlace<C, W>::StateOperand operand;
+    here.round_state(operand, c);
     here.take_turn();
     arch::products_begin();
-#pragma unroll
-    for (int step = 0; step < key_steps; ++step)
-      arch::multiply<T, Major::depth>(
-          y, operand[step], arch::tile_at(slot + Shared::k, step / 4 * panel_bytes + step % 4 * 32), step > 0);
+    here.multiply_state(y, operand, slot + Shared::k);
     arch::products_commit();
-    if constexpr (makes_outputs) {
-#pragma unroll
-      for (int step = 0; step < key_steps; ++step)
-        arch::multiply<T, Major::depth>(
-            o, operand[step], arch::tile_at(slot + Shared::q, step / 4 * panel_bytes + step % 4 * 32), step > 0);
-    }
+    if constexpr (makes_outputs) here.multiply_state(o, operand, slot + Shared::q);
     arch::products_commit();
     here.pass_turn(W == 0 || !last);
     arch::products_wait<1>();

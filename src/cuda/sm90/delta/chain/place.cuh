@@ -124,6 +124,20 @@ struct ChainPlace {
     }
   }
 
+  // A state as an operand, and sum^T = state^T rows^T for the rows of keys or queries of a tile.
+  using StateOperand = std::uint32_t[key_steps][4];
+  __device__ __forceinline__ static void round_state(StateOperand& operand, const State& c) {
+#pragma unroll
+    for (int step = 0; step < key_steps; ++step) round_step(operand[step], c, step);
+  }
+  __device__ __forceinline__ static void multiply_state(Tokens& sum, const StateOperand& operand, unsigned rows) {
+#pragma unroll
+    for (int step = 0; step < key_steps; ++step) {
+      const unsigned offset = step / 4 * panel_bytes + step % 4 * 32;
+      arch::multiply<T, Major::depth>(sum, operand[step], arch::tile_at(rows, offset), step > 0);
+    }
+  }
+
   // Chains multiply by the state in turns, so that one rounds while the other multiplies.
   __device__ __forceinline__ void take_turn() const {
     if constexpr (C::chains == 2) arch::named_wait(turn_of_0 + W, 2 * warpgroup_threads);

@@ -14,7 +14,6 @@ struct ReverseChain {
   using Shared = ChainShared<C>;
   using State = typename ChainPlace<C, W>::State;
   using Tokens = typename ChainPlace<C, W>::Tokens;
-  static constexpr int key_steps = 4 * C::key_panels;
 
   ChainPlace<C, W> here;
 
@@ -23,15 +22,11 @@ struct ReverseChain {
   // y = left dC^T K^T
   __device__ __forceinline__ void read_state(const State& c, Tokens& y, unsigned slot, const SolvedTile& solved,
                                              bool last) const {
-    std::uint32_t operand[key_steps][4];
-#pragma unroll
-    for (int step = 0; step < key_steps; ++step) round_step(operand[step], c, step);
+    typename ChainPlace<C, W>::StateOperand operand;
+    here.round_state(operand, c);
     here.take_turn();
     arch::products_begin();
-#pragma unroll
-    for (int step = 0; step < key_steps; ++step)
-      arch::multiply<T, Major::depth>(
-          y, operand[step], arch::tile_at(slot + Shared::k, step / 4 * panel_bytes + step % 4 * 32), step > 0);
+    here.multiply_state(y, operand, slot + Shared::k);
     arch::products_commit();
     here.pass_turn(W == 0 || !last);
     arch::products_wait<0>();
