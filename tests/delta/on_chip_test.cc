@@ -1,8 +1,8 @@
-// Forward of the delta rule on Hopper: solve and forward_on_chip, against the float64 reference.
+// The delta rule on Hopper, forward and backward, against the float64 reference.
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <limits>
+#include <cstddef>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -114,6 +114,51 @@ TEST_P(DeltaOnChip, WithinBounds) {
   EXPECT_TRUE(judge.within_bounds(gradients));
   EXPECT_TRUE(problem.surroundings_intact());
   EXPECT_EQ(run_backward(problem), gradients);
+}
+
+// Boxes of a tensor map begin on 16 bytes: where a row of any tensor does not, a call takes portable kernels, and a
+// plan for others is refused.
+template <class Args>
+void expect_portable(const Args& args, std::initializer_list<TensorView Args::*> inputs,
+                     std::initializer_list<MutableTensorView Args::*> outputs) {
+  const Execution execution{.device = Device::cuda, .untested = true};
+  const DeltaPlan straight = delta_plan(args, execution);
+  ASSERT_TRUE(launches(straight, DeltaKernel::solve)) << describe(straight);
+  const auto expect = [&](const Args& crooked) {
+    const DeltaPlan plan = delta_plan(crooked, execution);
+    EXPECT_FALSE(launches(plan, DeltaKernel::solve)) << describe(plan);
+    try {
+      if constexpr (requires { crooked.dh; }) {
+        delta_backward(crooked, straight, {});
+      } else {
+        delta_forward(crooked, straight, {});
+      }
+      ADD_FAILURE() << "ran";
+    } catch (const InvalidArgument& error) {
+      EXPECT_NE(std::string(error.what()).find("16 bytes"), std::string::npos) << error.what();
+    }
+  };
+  for (const auto member : inputs) {
+    Args crooked = args;
+    (crooked.*member).data = static_cast<const std::byte*>((crooked.*member).data) + 2;
+    expect(crooked);
+  }
+  for (const auto member : outputs) {
+    Args crooked = args;
+    (crooked.*member).data = static_cast<std::byte*>((crooked.*member).data) + 2;
+    expect(crooked);
+  }
+}
+
+TEST(CudaDeltaOnChip, RowsThatAreNotOn16BytesTakePortableKernels) {
+  if (const std::string reason = why_unavailable(Device::cuda); !reason.empty()) GTEST_SKIP() << reason;
+  DeltaCase c = delta_case({1, 70, 1, 2, 64, 64, 0, {}}, DType::bfloat16, Decay::log);
+  c.device = Device::cuda;
+  const DeltaProblem problem(c);
+  using F = DeltaForward;
+  using B = DeltaBackward;
+  expect_portable(problem.forward, {&F::q, &F::k, &F::v}, {&F::h});
+  expect_portable(problem.backward, {&B::q, &B::k, &B::v, &B::dh}, {&B::dv});
 }
 
 std::string case_name(const ::testing::TestParamInfo<DeltaCase>& info) {
